@@ -1,0 +1,189 @@
+"""Safe elementary functions: the only home of clipping and of guards at 0.
+
+Angles are carried as z = (1 - cos)/2 and y = (1 + cos)/2, so that both ends keep their digits; every function here has the
+derivative of its formula off the singular point and the symmetric value (0) on it.
+"""
+
+from functools import partial
+from math import pi
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+Num = Float[Array, "..."]
+
+
+@jax.custom_jvp
+def sqrt(x):
+    """sqrt(max(x, 0)), with derivative 0 at 0."""
+    return jnp.sqrt(jnp.maximum(x, 0))
+
+
+@sqrt.defjvp
+def _sqrt_jvp(primals, tangents):
+    root = sqrt(primals[0])
+    return root, tangents[0] * divide(0.5, root)
+
+
+def divide(x, y, otherwise=0.0):
+    """x / y, and `otherwise` where y is 0; both branches stay finite under differentiation."""
+    zero = y == 0
+    return jnp.where(zero, otherwise, x / jnp.where(zero, 1, y))
+
+
+@jax.custom_jvp
+def hypot(x, y):
+    """sqrt(x^2 + y^2) for x, y >= 0 without overflow or underflow, with derivative 0 at (0, 0)."""
+    large, small = jnp.maximum(x, y), jnp.minimum(x, y)
+    ratio = divide(small, large)
+    return large * jnp.sqrt(1 + ratio * ratio)
+
+
+@hypot.defjvp
+def _hypot_jvp(primals, tangents):
+    x, y = primals
+    h = hypot(x, y)
+    return h, divide(x, h) * tangents[0] + divide(y, h) * tangents[1]
+
+
+def atan2_ratio(x, k):
+    """atan2(x, k) / x for k > 0 or x != 0, and its limit 1/k at x = 0."""
+    small = x == 0
+    return jnp.where(small, divide(1.0, k), jnp.arctan2(jnp.where(small, 1, x), k) / jnp.where(small, 1, x))
+
+
+def split(a1, b1, a2, b2):
+    """(1 - a1 a2 - b1 b2)/2 for points (a, b) on the unit circle: exactly 0 for equal points, never negative."""
+    # a1 (b2 - b1) - b1 (a2 - a1) = a1 b2 - a2 b1, and the left side is exactly 0 for equal points, fused or not.
+    cross = a1 * (b2 - b1) - b1 * (a2 - a1)
+    return cross * cross / (2 * (1 + a1 * a2 + b1 * b2))
+
+
+def complement(z, y):
+    """The pair (z, y) with z + y = 1: the smaller one, clipped at 0, decides."""
+    swap = z > y
+    small = jnp.maximum(jnp.where(swap, y, z), 0)
+    return jnp.where(swap, 1 - small, small), jnp.where(swap, small, 1 - small)
+
+
+def unit_rows(a):
+    """Rows scaled to length 1 and their lengths; a zero row stays 0 with length 0."""
+    # The power of the scale cancels, so it carries no derivative; without it squares over- and underflow.
+    scale = jax.lax.stop_gradient(jnp.max(jnp.abs(a), axis=1, keepdims=True))
+    scaled = divide(a, scale)
+    length = sqrt(jnp.sum(scaled * scaled, axis=1, keepdims=True))
+    return divide(scaled, length), (scale * length)[:, 0]
+
+
+NEAR = 1e-4  # below this z a product of unit vectors has lost too many digits: eps/sqrt(z) > 100 eps in the angle
+FEW = 16  # up to this many columns differences cost no more than a product
+
+
+def half_angles(a1, a2=None):
+    """z = |a - a'|^2/4 and y = |a + a'|^2/4 between unit rows (n1, k) and (n2, k), each to a few eps in the angle.
+
+    Well-apart pairs come from one matrix product at the highest precision, close and antipodal pairs from differences. Without
+    `a2` the rows are paired among themselves, each exactly at angle 0 to itself.
+    """
+    same = a2 is None
+    a2 = a1 if same else a2
+    diagonal = jnp.eye(len(a1), dtype=bool) if same else jnp.zeros((len(a1), 1), dtype=bool)
+    if a1.shape[1] <= FEW:
+        z, y = complement(*_by_differences(a1[:, None, :], a2[None, :, :]))
+    else:
+        cos = jnp.matmul(a1, a2.T, precision=jax.lax.Precision.HIGHEST)
+        z, y = complement((1 - cos) / 2, (1 + cos) / 2)
+        near = jnp.any((jnp.minimum(z, y) < NEAR) & ~diagonal, axis=1)
+
+        def row(args):
+            a, z, y, near = args
+            return jax.lax.cond(near, lambda: complement(*_by_differences(a[None, :], a2)), lambda: (z, y))
+
+        z, y = jax.lax.map(row, (a1, z, y, near))
+    return (jnp.where(diagonal, 0, z), jnp.where(diagonal, 1, y)) if same else (z, y)
+
+
+def _by_differences(a1, a2):
+    minus, plus = a1 - a2, a1 + a2
+    return jnp.sum(minus * minus, axis=-1) / 4, jnp.sum(plus * plus, axis=-1) / 4
+
+
+# --- arc-cosine kernels (Cho & Saul 2009): E[max(a,0)^n max(b,0)^n] = J_n(theta)/(2 pi) ---------------------------------
+
+# asin(sqrt m)/sqrt m on [0, 1/2] in powers of t = 4 m - 1: the Chebyshev interpolant of degree 20, taken at 40 digits (its
+# conversion in float64 would lose one; tests/test_numerics.py recomputes it). The nearest singularity, m = 1, is t = 3: the
+# error falls as (3 + sqrt 8)^-k, 1e-16 here.
+_ASIN_RATIO = (
+    1.0471975511965979, 0.05375149359132688, 0.007798902238973643, 0.0015196685396006925,
+    0.00034086372342193364, 8.302317787438586e-05, 2.134555250777275e-05, 5.701783618975343e-06,
+    1.566963387117011e-06, 4.4019653824493014e-07, 1.2584275920864774e-07, 3.6494158451183554e-08,
+    1.0708544588e-08, 3.16908439151418e-09, 9.472218627947569e-10, 2.912472127084482e-10,
+    8.831876648726383e-11, 2.214470119698309e-11, 6.760193959958839e-12, 4.201841805210634e-12,
+    1.3029487223107115e-12,
+)
+
+
+def _asin_ratio(m):
+    t, value = 4 * m - 1, _ASIN_RATIO[-1]
+    for coefficient in reversed(_ASIN_RATIO[:-1]):
+        value = coefficient + t * value
+    return value
+
+
+J_AT_ZERO = (pi, pi, 3 * pi, 15 * pi)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _jc(n: int, m):
+    """J_n(pi - theta) for the angle theta <= pi/2 with m = (1 - cos theta)/2."""
+    root, coroot = sqrt(m), jnp.sqrt(1 - m)
+    theta = 2 * root * _asin_ratio(m)
+    if n == 0:
+        return theta
+    s, c = 2 * root * coroot, 1 - 2 * m
+    if n == 1:
+        value = s - theta * c
+    elif n == 2:
+        value = 3 * (theta - s * c) - 2 * theta * s * s
+    else:
+        value = 15 * (s - theta * c) - 11 * s**3 + 6 * theta * c * s * s
+    return jnp.maximum(value, 0)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _d(n: int, m):
+    """J_n(0) - J_n(theta), same argument as `_jc`."""
+    jc = _jc(n, m)
+    if n == 0:
+        return jc
+    if n == 1:
+        value = 2 * pi * m - jc
+    else:
+        c, ss = 1 - 2 * m, 4 * m * (1 - m)
+        value = 2 * pi * ss + jc if n == 2 else 30 * pi * m + 6 * pi * c * ss - jc
+    return jnp.maximum(value, 0)
+
+
+# Price's theorem, dE[phi phi]/dcos = E[phi' phi'], is dJ_n/dcos = n^2 J_{n-1}: no cancellation, unlike the formulas above.
+@_jc.defjvp
+def _jc_jvp(n, primals, tangents):
+    (m,), (dm,) = primals, tangents
+    slope = divide(1.0, sqrt(m * (1 - m))) if n == 0 else 2 * n * n * _jc(n - 1, m)
+    return _jc(n, m), slope * dm
+
+
+@_d.defjvp
+def _d_jvp(n, primals, tangents):
+    (m,), (dm,) = primals, tangents
+    slope = divide(1.0, sqrt(m * (1 - m))) if n == 0 else 2 * n * n * (J_AT_ZERO[n - 1] - _d(n - 1, m))
+    return _d(n, m), slope * dm
+
+
+def arc_cosine(n: int, z, y):
+    """J_n(theta), J_n(pi - theta), J_n(0) - J_n(theta), J_n(0) - J_n(pi - theta) at z = (1 - cos theta)/2, y = 1 - z."""
+    swap = z > y
+    m = jnp.where(swap, y, z)
+    jc, d = _jc(n, m), _d(n, m)
+    j, dc = J_AT_ZERO[n] - d, J_AT_ZERO[n] - jc
+    return jnp.where(swap, jc, j), jnp.where(swap, j, jc), jnp.where(swap, dc, d), jnp.where(swap, d, dc)

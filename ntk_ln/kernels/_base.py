@@ -1,0 +1,33 @@
+"""The protocol of a kernel: what every way of computing one offers, and all that the posterior needs."""
+
+from abc import abstractmethod
+from typing import Any, NamedTuple
+
+import equinox as eqx
+from jaxtyping import Array, Float
+
+
+class KernelPair(NamedTuple):
+    """Both kernels of one network from one pass, each (n1, n2)."""
+
+    nngp: Any
+    ntk: Any
+
+
+class AbstractKernel(eqx.Module):
+    """A kernel on the rows of arrays of shape (n, d). What comes in goes out: NumPy or JAX, and its dtype."""
+
+    @abstractmethod
+    def __call__(self, x1: Any, x2: Any = None) -> Any:
+        """The Gram matrix (n1, n2); x2 = None means x1, and gives an exactly symmetric matrix."""
+
+    @abstractmethod
+    def diag(self, x: Any) -> Any:
+        """The diagonal (n,) of k(x), in O(n)."""
+
+    @abstractmethod
+    def pair(self, x1: Any, x2: Any = None) -> KernelPair:
+        """NNGP and NTK (n1, n2) from one pass."""
+
+
+Rows = Float[Array, "n d"]

@@ -1,0 +1,72 @@
+"""The protocol of a layer: its finite form beside its infinite-width rule."""
+
+from abc import abstractmethod
+from typing import Any
+
+import equinox as eqx
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from ntk_ln._dtype import is_tracer
+from ntk_ln.layers._state import Growth, Inputs, State
+
+Params = dict[str, Float[Array, "..."]]
+
+
+class AbstractLayer(eqx.Module):
+    """One layer of a network. A new layer is one new file with one subclass.
+
+    Finite width: `init`, `apply`, `ntk_share`. Infinite width: `grow` (what is known without numbers: exponents, Gaussianity;
+    raises `ValueError` where the layer may not stand) and `propagate` (the state of a pair).
+    """
+
+    @abstractmethod
+    def init(self, key: PRNGKeyArray, n_in: int, n_out: int, dtype: Any) -> Params:
+        """Random parameters; {} for a layer without any."""
+
+    @abstractmethod
+    def apply(self, params: Params, x: Float[Array, "n n_in"]) -> Float[Array, "n n_out"]:
+        """The layer of a finite network, row by row."""
+
+    def ntk_share(
+        self,
+        params: Params,
+        x1: Float[Array, "n1 n_in"],
+        g1: Float[Array, "n1 n_out"],
+        x2: Float[Array, "n2 n_in"],
+        g2: Float[Array, "n2 n_out"],
+    ) -> Float[Array, "n1 n2"] | None:
+        """This layer's share of the empirical NTK, from its inputs x and the signals g at its outputs; None without parameters."""
+        return None
+
+    @abstractmethod
+    def grow(self, growth: Growth) -> Growth:
+        """Exponents and Gaussianity after this layer."""
+
+    @abstractmethod
+    def propagate(self, state: State | Inputs) -> State:
+        """The state of a pair after this layer."""
+
+    @abstractmethod
+    def to_config(self) -> dict[str, Any]:
+        """Plain values from which `network_from_config` builds the layer again."""
+
+
+def is_zero(value: Any) -> bool:
+    """Whether a scale is known to be 0 (a traced one is not)."""
+    return not is_tracer(value) and float(value) == 0.0
+
+
+def non_negative(value: Any, call: str) -> Any:
+    """A scale as it was given; a concrete one must be a finite number >= 0."""
+    if is_tracer(value):
+        return value
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        # Pytree transformations rebuild modules with placeholders for leaves; only numbers can be judged.
+        if isinstance(value, str | bytes | list | tuple | dict) or value is None:
+            raise TypeError(f"`{call}` needs a number. Got {value!r}.") from None
+        return value
+    if not 0 <= number < float("inf"):
+        raise ValueError(f"`{call}` needs a finite number >= 0. Got {value!r}.")
+    return value

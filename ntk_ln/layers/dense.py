@@ -1,0 +1,87 @@
+"""Dense: a fully connected layer in NTK parametrisation."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ntk_ln._numerics import complement, divide, hypot, split
+from ntk_ln.layers._base import AbstractLayer, non_negative
+from ntk_ln.layers._state import Growth, Inputs, Side, State
+
+
+class Dense(AbstractLayer):
+    r"""Fully connected layer in NTK parametrisation.
+
+        z = w_std / sqrt(n_in) * W a + b_std * b,   entries of W, b ~ N(0, 1), W and b trained.
+
+    Infinite width, with W = w_std^2, B = b_std^2:  t <- W (t + g s) + W s + B,  s <- W s + B,  q <- W q + B.
+
+    Args:
+        w_std: standard deviation of the weights before the 1/sqrt(n_in), >= 0; differentiable.
+        b_std: standard deviation of the biases, >= 0; differentiable.
+
+    Raises:
+        ValueError: a negative or non-finite scale.
+
+    References:
+        Jacot, Gabriel, Hongler (2018), "Neural Tangent Kernel", section 4 (parametrisation); Lee et al. (2019), eq. 1.
+
+    >>> Dense(w_std=2**0.5, b_std=0.1)
+    Dense(w_std=1.4142135623730951, b_std=0.1)
+    """
+
+    w_std: float | Float[Array, ""]
+    b_std: float | Float[Array, ""]
+
+    def __init__(self, *, w_std: float | Float[Array, ""] = 1.0, b_std: float | Float[Array, ""] = 0.0):
+        self.w_std = non_negative(w_std, "Dense(w_std=...)")
+        self.b_std = non_negative(b_std, "Dense(b_std=...)")
+
+    # Finite width
+
+    def init(self, key, n_in, n_out, dtype):
+        w_key, b_key = jax.random.split(key)
+        return {"w": jax.random.normal(w_key, (n_in, n_out), dtype), "b": jax.random.normal(b_key, (n_out,), dtype)}
+
+    def apply(self, params, x):
+        weights = jnp.asarray(self.w_std / x.shape[1] ** 0.5, x.dtype)
+        product = jnp.matmul(x, params["w"], precision=jax.lax.Precision.HIGHEST)
+        return weights * product + (jnp.asarray(self.b_std, x.dtype) * params["b"])[None, :]
+
+    def ntk_share(self, params, x1, g1, x2, g2):
+        # sum over weights of df/dW df'/dW: one product of inputs times one of signals, never a Jacobian.
+        highest = jax.lax.Precision.HIGHEST
+        w_var = jnp.asarray(self.w_std**2 / x1.shape[1], x1.dtype)
+        b_var = jnp.asarray(self.b_std**2, x1.dtype)
+        inputs = w_var * jnp.matmul(x1, x2.T, precision=highest) + b_var
+        return inputs * jnp.matmul(g1, g2.T, precision=highest)
+
+    # Infinite width
+
+    def grow(self, growth: Growth) -> Growth:
+        return replace(growth, diag=max(growth.diag, growth.mean), gaussian=True, raw=False, gain=0)
+
+    def propagate(self, state: State | Inputs) -> State:
+        growth = self.grow(state.growth)
+        if isinstance(state, Inputs):
+            return state.dense(self.w_std, self.b_std, growth)
+        (one, a1, b1), (two, a2, b2) = self._side(state.one), self._side(state.two)
+        gap = split(a1, b1, a2, b2)
+        z, y = complement(a1 * a2 * state.z + gap, a1 * a2 * state.y + b1 * b2 + gap)
+        tangent = a1 * a2 * (state.tangent + (state.growth.gain + 1) * state.cos) + b1 * b2
+        return State(one, two, z, y, tangent, growth)
+
+    def _side(self, side: Side):
+        """The new side, and the shares a^2 + b^2 = 1 of weights and biases in its second moment."""
+        scale = hypot(self.w_std * side.scale, self.b_std * side.unit)
+        return (
+            Side(scale, side.unit),
+            divide(self.w_std * side.scale, scale, 1.0),
+            divide(self.b_std * side.unit, scale, 0.0),
+        )
+
+    def to_config(self) -> dict[str, Any]:
+        return {"layer": "dense", "w_std": float(self.w_std), "b_std": float(self.b_std)}

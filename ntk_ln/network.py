@@ -1,0 +1,266 @@
+"""Networks: layers in a row, the builders of the usual ones, and their plain configuration."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from ntk_ln.activations import activation_by_name
+from ntk_ln.layers import AbstractLayer, Activation, Dense, Growth, Inputs, LayerNorm, State
+from ntk_ln.layers._base import Params, is_zero
+
+
+class Network(eqx.Module):
+    """Layers in a row, from an input x in R^d to the last Dense.
+
+    The same object is the finite network (`init`, `apply`) and the infinitely wide one (`NTK(net)`, `NNGP(net)`), and a pytree:
+    w_std, b_std and eps are its leaves.
+
+    Args:
+        *layers: at least one; the last is a Dense.
+
+    Raises:
+        TypeError: something that is not a layer.
+        ValueError: a layer where it may not stand; the message names it, its position (from 0) and the way out.
+
+    >>> net = Network(Dense(w_std=2**0.5), Activation("relu"), Dense())
+    >>> [type(layer).__name__ for layer in net.layers]
+    ['Dense', 'Activation', 'Dense']
+    """
+
+    layers: tuple[AbstractLayer, ...]
+
+    def __init__(self, *layers: AbstractLayer):
+        for position, layer in enumerate(layers):
+            if not isinstance(layer, AbstractLayer):
+                raise TypeError(f"`Network(*layers)` needs layers. Argument {position} is {layer!r}.")
+        if not layers or not isinstance(layers[-1], Dense):
+            last = repr(layers[-1]) if layers else "nothing"
+            raise ValueError(f"`Network(*layers)` needs a Dense as its last layer, the read-out. Got {last}.")
+        self.layers = tuple(layers)
+        self.growth  # noqa: B018 - raises where a layer may not stand
+
+    @property
+    def growth(self) -> Growth:
+        """Growth exponents at the output, from the layers' rules alone."""
+        growth = Growth()
+        for position, layer in enumerate(self.layers):
+            try:
+                growth = layer.grow(growth)
+            except ValueError as error:
+                raise ValueError(f"`Network(*layers)`: layer {position}, {layer!r}: {error}.") from None
+        return growth
+
+    @property
+    def has_norm(self) -> bool:
+        """Whether a norm layer sits somewhere."""
+        return self.growth.normalised
+
+    @property
+    def undefined_at_zero(self) -> bool:
+        """Whether x = 0 reaches a norm layer without eps as zero units: 0/0."""
+        for layer in self.layers:
+            if isinstance(layer, Dense) and not is_zero(layer.b_std):
+                return False
+            if isinstance(layer, LayerNorm):
+                return is_zero(layer.eps)
+        return False
+
+    def propagate(self, state: Inputs) -> State:
+        """The infinite-width state of a pair after the last layer."""
+        current: Inputs | State = state
+        for layer in self.layers:
+            current = layer.propagate(current)
+        assert isinstance(current, State)
+        return current
+
+    def init(
+        self, key: PRNGKeyArray, *, in_features: int, width: int, out_features: int = 1, dtype: Any = None
+    ) -> tuple[Params, ...]:
+        """Random parameters of a finite network: entries N(0, 1), gains 1, shifts 0.
+
+        Args:
+            key: a JAX random key.
+            in_features: d, the number of features of x.
+            width: units of every hidden layer.
+            out_features: outputs of the last Dense.
+            dtype: of the parameters; JAX's default float if not given.
+
+        Returns:
+            One dictionary a layer, empty for a layer without parameters.
+
+        >>> import jax
+        >>> params = mlp(1).init(jax.random.key(0), in_features=3, width=8)
+        >>> params[0]["w"].shape
+        (3, 8)
+        """
+        for name, value in (("in_features", in_features), ("width", width), ("out_features", out_features)):
+            if value < 1:
+                raise ValueError(f"`net.init(key, ...)` needs {name} >= 1. Got {value}.")
+        dtype = jnp.result_type(float) if dtype is None else dtype
+        n_in, params = in_features, []
+        for layer, layer_key in zip(self.layers, jax.random.split(key, len(self.layers)), strict=True):
+            is_dense = isinstance(layer, Dense)
+            n_out = n_in if not is_dense else out_features if layer is self.layers[-1] else width
+            params.append(layer.init(layer_key, n_in, n_out, dtype))
+            n_in = n_out
+        return tuple(params)
+
+    def apply(self, params: Sequence[Params], x: Float[Array, "n d"]) -> Float[Array, "n k"]:
+        """The finite network's outputs (n, out_features) at x (n, d), in the parameters' dtype.
+
+        >>> import jax, jax.numpy as jnp
+        >>> net = mlp(1)
+        >>> net.apply(net.init(jax.random.key(0), in_features=3, width=8), jnp.ones((5, 3))).shape
+        (5, 1)
+        """
+        if len(params) != len(self.layers):
+            raise ValueError(f"`net.apply(params, x)` needs one entry a layer, {len(self.layers)}. Got {len(params)}.")
+        x = jnp.asarray(x, params[0]["w"].dtype)
+        if x.ndim != 2 or x.shape[1] != params[0]["w"].shape[0]:
+            raise ValueError(
+                f"`net.apply(params, x)` needs x of shape (n, {params[0]['w'].shape[0]}). Got shape {x.shape}."
+            )
+        for layer, layer_params in zip(self.layers, params, strict=True):
+            x = layer.apply(layer_params, x)
+        return x
+
+    def to_config(self) -> list[dict[str, Any]]:
+        """Plain values, one dictionary a layer, from which `network_from_config` builds the network again.
+
+        >>> Network(Dense()).to_config()
+        [{'layer': 'dense', 'w_std': 1.0, 'b_std': 0.0}]
+        """
+        return [layer.to_config() for layer in self.layers]
+
+
+LAYERS: dict[str, Callable[..., AbstractLayer]] = {
+    "dense": Dense,
+    "activation": lambda name, **params: Activation(name, **params),
+    "layer_norm": LayerNorm,
+}
+
+
+def network_from_config(config: Sequence[dict[str, Any]]) -> Network:
+    """The network of a list of plain dictionaries, such as `net.to_config()` gives.
+
+    Args:
+        config: one dictionary a layer: {"layer": "dense" | "activation" | "layer_norm", ...} with the layer's own arguments.
+
+    Raises:
+        TypeError: not a list of dictionaries.
+        ValueError: an unknown layer or argument, or a layer where it may not stand.
+
+    >>> network_from_config([{"layer": "dense", "w_std": 2.0}]).layers
+    (Dense(w_std=2.0, b_std=0.0),)
+    """
+    if not isinstance(config, Sequence) or isinstance(config, str | bytes):
+        raise TypeError(f"`network_from_config(config)` needs a list of dictionaries, one a layer. Got {type(config).__name__}.")
+    layers = []
+    for position, entry in enumerate(config):
+        if not isinstance(entry, dict) or "layer" not in entry:
+            raise TypeError(f'`network_from_config(config)` needs {{"layer": ...}} at position {position}. Got {entry!r}.')
+        kind, arguments = entry["layer"], {key: value for key, value in entry.items() if key != "layer"}
+        if kind not in LAYERS:
+            raise ValueError(
+                f"`network_from_config(config)` knows the layers {', '.join(LAYERS)}. Position {position} has {kind!r}."
+            )
+        try:
+            layers.append(LAYERS[kind](**arguments))
+        except TypeError as error:
+            raise ValueError(
+                f"`network_from_config(config)`: layer {position}, {kind!r}, does not take {arguments}: {error}."
+            ) from None
+    return Network(*layers)
+
+
+def mlp(
+    depth: int,
+    *,
+    activation: str = "relu",
+    layer_norm: str | Sequence[int] = "none",
+    after_activation: bool = False,
+    eps: float = 0.0,
+    affine: bool = False,
+    w_std: float = 2**0.5,
+    b_std: float = 0.1,
+    w_out: float = 1.0,
+    b_out: float = 0.1,
+) -> Network:
+    """A multilayer perceptron: `depth` times (Dense, activation), then a Dense.
+
+    Args:
+        depth: hidden layers, >= 0.
+        activation: a name of `Activation`.
+        layer_norm: the hidden layers with a LayerNorm: "none", "first", "last", "every", or numbers counted from 1.
+        after_activation: the norm after the activation instead of before it.
+        eps, affine: of the norms.
+        w_std, b_std: of the hidden Dense layers.
+        w_out, b_out: of the last Dense.
+
+    Raises:
+        ValueError: a negative depth, or a layer number out of range.
+
+    >>> [type(layer).__name__ for layer in mlp(1, layer_norm="first").layers]
+    ['Dense', 'LayerNorm', 'Activation', 'Dense']
+    """
+    normed = _normed_layers("mlp", depth, layer_norm)
+    layers: list[AbstractLayer] = []
+    for hidden in range(1, depth + 1):
+        norm = [LayerNorm(eps=eps, affine=affine)] if hidden in normed else []
+        phi: list[AbstractLayer] = [Activation(activation)]
+        layers += [Dense(w_std=w_std, b_std=b_std), *(phi + norm if after_activation else norm + phi)]
+    return Network(*layers, Dense(w_std=w_out, b_std=b_out))
+
+
+def paper_mlp(
+    depth: int,
+    *,
+    layer_norm: str | Sequence[int] = "none",
+    activation: str = "relu",
+    b_std: float = 0.1,
+    w_in: float = 1.0,
+) -> Network:
+    """The paper's network: w_std = sqrt(c_phi) after the first Dense, the last one included, with c_phi = 1/E[phi(u)^2].
+
+    Args:
+        depth: hidden layers L, >= 0.
+        layer_norm: as in `mlp`; before the activation.
+        activation: a name of `Activation`.
+        b_std: sigma_b of every Dense.
+        w_in: w_std of the first Dense; w_in = sqrt(d) and b_std = 1 give the variance h + |x|^2 of the paper's discussion.
+
+    Raises:
+        ValueError: a negative depth, or a layer number out of range.
+
+    References:
+        Ziomek, Whittle, Osborne (2025), appendix A.
+
+    >>> [layer.w_std for layer in paper_mlp(1).layers if isinstance(layer, Dense)]
+    [1.0, 1.4142135623730951]
+    """
+    normed = _normed_layers("paper_mlp", depth, layer_norm)
+    w_std = activation_by_name(activation).second_moment() ** -0.5
+    layers: list[AbstractLayer] = [Dense(w_std=w_in, b_std=b_std)]
+    for hidden in range(1, depth + 1):
+        norm = [LayerNorm()] if hidden in normed else []
+        layers += [*norm, Activation(activation), Dense(w_std=w_std, b_std=b_std)]
+    return Network(*layers)
+
+
+def _normed_layers(call: str, depth: int, layer_norm: str | Sequence[int]) -> set[int]:
+    if not isinstance(depth, int) or isinstance(depth, bool) or depth < 0:
+        raise ValueError(f"`{call}(depth, ...)` needs a whole number of hidden layers >= 0. Got {depth!r}.")
+    named = {"none": set(), "first": {1}, "last": {depth}, "every": set(range(1, depth + 1))}
+    if isinstance(layer_norm, str):
+        if layer_norm not in named:
+            raise ValueError(f"`{call}(layer_norm=...)` knows {', '.join(named)} or layer numbers from 1. Got {layer_norm!r}.")
+        normed = named[layer_norm]
+    else:
+        normed = set(layer_norm)
+    if not normed <= set(range(1, depth + 1)):
+        raise ValueError(f"`{call}(depth, layer_norm=...)` counts hidden layers from 1 to depth={depth}. Got {layer_norm!r}.")
+    return normed
