@@ -1,19 +1,45 @@
 """Analytic neural tangent kernels with and without LayerNorm, and what their predictions do far from the data."""
 
-from ntk_ln.kernels import NNGP, NTK, AbstractKernel, KernelPair
-from ntk_ln.layers import Activation, Dense, LayerNorm
+from ntk_ln.bounds import KernelSup, SupNorm, SupNormBound, kernel_sup, sup_norm, sup_norm_bound
+from ntk_ln.far_field import FarField, far_field
+from ntk_ln.kernels import NNGP, NTK, AbstractKernel, EmpiricalNTK, KernelPair, NeuralTangentsKernel
+from ntk_ln.layers import AbstractLayer, Activation, Dense, LayerNorm
 from ntk_ln.network import Network, mlp, network_from_config, paper_mlp
+from ntk_ln.posterior import Posterior, load_posterior, log_marginal_likelihood, posterior
+from ntk_ln.spectrum import MinEigenvalue, min_eigenvalue
+from ntk_ln.theorems import TheoremCheck, check_theorem_3_1, check_theorem_3_2, check_theorem_3_3
 
 __all__ = [
     "NNGP",
     "NTK",
     "AbstractKernel",
+    "AbstractLayer",
     "Activation",
     "Dense",
+    "EmpiricalNTK",
+    "FarField",
     "KernelPair",
+    "KernelSup",
     "LayerNorm",
+    "MinEigenvalue",
     "Network",
+    "NeuralTangentsKernel",
+    "Posterior",
+    "SupNorm",
+    "SupNormBound",
+    "TheoremCheck",
+    "check_theorem_3_1",
+    "check_theorem_3_2",
+    "check_theorem_3_3",
+    "far_field",
+    "kernel_sup",
+    "load_posterior",
+    "log_marginal_likelihood",
+    "min_eigenvalue",
     "mlp",
     "network_from_config",
     "paper_mlp",
+    "posterior",
+    "sup_norm",
+    "sup_norm_bound",
 ]

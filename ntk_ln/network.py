@@ -121,9 +121,7 @@ class Network(eqx.Module):
             raise ValueError(f"`net.apply(params, x)` needs one entry a layer, {len(self.layers)}. Got {len(params)}.")
         x = jnp.asarray(x, params[0]["w"].dtype)
         if x.ndim != 2 or x.shape[1] != params[0]["w"].shape[0]:
-            raise ValueError(
-                f"`net.apply(params, x)` needs x of shape (n, {params[0]['w'].shape[0]}). Got shape {x.shape}."
-            )
+            raise ValueError(f"`net.apply(params, x)` needs x of shape (n, {params[0]['w'].shape[0]}). Got shape {x.shape}.")
         for layer, layer_params in zip(self.layers, params, strict=True):
             x = layer.apply(layer_params, x)
         return x

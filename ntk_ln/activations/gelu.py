@@ -1,11 +1,12 @@
 """GELU, in closed form."""
 
-from math import asin, pi, sqrt as float_sqrt
+from math import asin, pi
+from math import sqrt as float_sqrt
 
 import jax
 import jax.numpy as jnp
 
-from ntk_ln._numerics import atan2_ratio, divide, sqrt
+from ntk_ln._numerics import divide, sqrt
 from ntk_ln.activations import _arcsine as arcsine
 from ntk_ln.activations._base import AbstractActivation, Dual
 

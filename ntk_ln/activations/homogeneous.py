@@ -110,9 +110,7 @@ def step():
 
 def relu_power(degree: float):
     if degree not in (1, 2, 3):
-        raise ValueError(
-            f'`Activation("relu_power", degree=...)` needs an integer degree 1, 2 or 3 (0 is "step"). Got {degree!r}.'
-        )
+        raise ValueError(f'`Activation("relu_power", degree=...)` needs an integer degree 1, 2 or 3 (0 is "step"). Got {degree!r}.')
     return Homogeneous("relu_power", 1.0, 0.0, int(degree), (("degree", int(degree)),))
 
 

@@ -1,0 +1,121 @@
+"""What `posterior` accepts: checks, and the Gram matrix in float64."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ntk_ln._dtype import check_finite, check_rows, is_tracer
+from ntk_ln.network import Network
+
+CALL = "posterior(kernel, x, y)"
+
+
+def check_kernel(kernel: Any, call: str = CALL) -> None:
+    """Refuses what cannot be called as a kernel."""
+    if isinstance(kernel, Network) or not callable(kernel) or not hasattr(kernel, "diag"):
+        raise TypeError(f"`{call}` needs a kernel such as `NTK(net)` or `NNGP(net)`. Got {type(kernel).__name__}.")
+
+
+def concrete(value: Any, name: str, call: str = CALL) -> Any:
+    """The value, unless it or a part of it is traced."""
+    if any(is_tracer(leaf) for leaf in jax.tree.leaves(value)):
+        raise TypeError(
+            f"`{call}` solves on the host and cannot be traced. Got a traced `{name}`: under jit and grad use `p.mean(x)` of a "
+            f"posterior made outside, or `log_marginal_likelihood(kernel, x, y, noise)`."
+        )
+    return value
+
+
+def check_training(x: Any, y: Any) -> tuple[Any, Any, np.ndarray]:
+    """x (n, d) and y as arrays, and the labels in float64, (n, k)."""
+    x = check_rows(concrete(x, "x"), CALL)
+    y = check_labels(concrete(y, "y"), x, CALL)
+    if len(x) == 0:
+        raise ValueError(f"`{CALL}` needs at least one row. Got x.shape={x.shape}.")
+    check_finite(y, CALL, "y")
+    return x, y, np.asarray(y, np.float64).reshape(len(x), -1)
+
+
+def check_labels(y: Any, x: Any, call: str) -> Any:
+    """y as an array of shape (n,) or (n, k), k >= 1; NumPy unless it already is a JAX array."""
+    if not isinstance(y, jax.Array):
+        try:
+            y = np.asarray(y)
+        except ValueError as error:
+            raise ValueError(f"`{call}` needs a rectangular array of numbers as `y`: {error}") from None
+        if y.dtype.kind in "iub":
+            y = y.astype(np.float64)
+        if not jnp.issubdtype(y.dtype, jnp.floating):
+            raise TypeError(f"`{call}` needs real numbers as `y`. Got dtype {y.dtype}.")
+    if y.ndim not in (1, 2) or (y.ndim == 2 and y.shape[1] == 0):
+        raise ValueError(f"`{call}` needs `y` of shape (n,) or (n, k). Got shape {y.shape}.")
+    if len(y) != len(x):
+        raise ValueError(f"`{call}` needs one row of `y` per row of `x`. Got x.shape={x.shape}, y.shape={y.shape}.")
+    return y
+
+
+def check_schedule(noise: Any, stop_time: Any, step_size: Any) -> tuple[float, float | None, float | None]:
+    """Noise, stop_time and step_size as floats."""
+    numbers = {}
+    for name, value, least in (("noise", noise, ">= 0"), ("stop_time", stop_time, "> 0"), ("step_size", step_size, "> 0")):
+        if value is None and name != "noise":
+            continue
+        try:
+            number = float(concrete(value, name))
+        except (TypeError, ValueError) as error:
+            if is_tracer(value):
+                raise
+            raise TypeError(f"`posterior(..., {name}=...)` needs a number. Got {value!r}: {error}.") from None
+        if not math.isfinite(number) or number < 0 or (number == 0 and name != "noise"):
+            raise ValueError(f"`posterior(..., {name}=...)` needs a finite number {least}. Got {number}.")
+        numbers[name] = number
+    if "stop_time" in numbers and numbers["noise"]:
+        raise ValueError(
+            f"`posterior(...)` takes noise or stop_time, not both: each regularises on its own. Got noise={numbers['noise']}, "
+            f"stop_time={numbers['stop_time']}."
+        )
+    if "step_size" in numbers and "stop_time" not in numbers:
+        raise ValueError(
+            f"`posterior(..., step_size=...)` needs stop_time: the number of steps is stop_time / step_size. "
+            f"Got step_size={numbers['step_size']} alone."
+        )
+    return numbers["noise"], numbers.get("stop_time"), numbers.get("step_size")
+
+
+def merge_equal_rows(x: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """First rows of each set of equal ones, in order, and for each row its place among them; their labels must be equal."""
+    n = len(x)
+    _, first, group = np.unique(x, axis=0, return_index=True, return_inverse=True)
+    if len(first) == n:
+        return np.arange(n), np.arange(n)
+    distinct = np.sort(first)
+    copies = np.searchsorted(distinct, first[group.reshape(n)])
+    original = distinct[copies]
+    gap = np.abs(labels - labels[original])
+    # Labels computed twice may differ in their last digits.
+    wrong = np.argwhere(gap > 8 * np.finfo(np.float64).eps * np.abs(labels))
+    if len(wrong):
+        row, output = wrong[0]
+        i = original[row]
+        useful = 1e-3 * float(np.square(labels).mean())
+        raise ValueError(
+            f"`{CALL}` with noise=0 needs equal labels at equal rows. Rows {i} and {row} of `x` are equal, y[{i}]="
+            f"{labels[i, output]:.17g} and y[{row}]={labels[row, output]:.17g}; the Gram matrix is singular (lambda_min = 0). "
+            f"Use noise > 0, such as {useful:.1g}, or merge the rows."
+        )
+    return distinct, copies
+
+
+def gram_matrix(kernel: Any, x: np.ndarray) -> tuple[np.ndarray, float]:
+    """k(x) in float64, C order and writable, and the eps of the precision it was computed in."""
+    n = len(x)
+    given = np.asarray(kernel(x))
+    if given.shape != (n, n):
+        raise ValueError(f"`{CALL}` needs kernel(x) of shape (n, n) = {(n, n)}. Got shape {given.shape}.")
+    check_finite(given, f"{CALL}: kernel(x)", "kernel(x)")
+    eps = float(jnp.finfo(given.dtype).eps)
+    ready = given.dtype == np.float64 and given.flags.c_contiguous and given.flags.writeable
+    return given if ready else np.array(given, np.float64, order="C"), eps

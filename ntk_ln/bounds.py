@@ -1,0 +1,247 @@
+"""Bounds of the posterior mean over all of R^d (Theorems 3.2 and 3.3), and the largest value it takes there."""
+
+from math import inf, isinf, sqrt
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.optimize
+
+from ntk_ln._dtype import enable_x64
+from ntk_ln.far_field import as_wide, closed_form, far_fields, homogeneous_mean
+from ntk_ln.kernels.closed_form import NTK, AbstractClosedForm
+from ntk_ln.posterior import Posterior
+
+
+class KernelSup(NamedTuple):
+    """C = sup over x of k(x, x); inf where unbounded; `exact` is False where it was maximised numerically."""
+
+    value: float
+    exact: bool
+
+
+class SupNormBound(NamedTuple):
+    """The chain |f(x)| <= rkhs <= spectral <= dataset for every x, and what it is made of; inf where unbounded."""
+
+    kernel_sup: float
+    effective_eigenvalue: float
+    rkhs_norm: float
+    rkhs: float
+    spectral: float
+    dataset: float
+
+
+class SupNorm(NamedTuple):
+    """The largest |f| found: at `point`, or at infinity in `direction` where `point` is None."""
+
+    value: float
+    point: np.ndarray | None
+    direction: np.ndarray | None
+
+
+def kernel_sup(kernel: AbstractClosedForm) -> KernelSup:
+    r"""C = sup_x k(x, x), the constant of Theorem 3.2.
+
+    k(x, x) depends on |x|^2/d alone: C is a supremum over the half-circle from x = 0 to infinity. It is finite if and only if a
+    norm layer sits somewhere and every activation before the first one has degree n > 1/2 (with erf before it Theta(x,x) grows
+    as |x|), or nothing grows at all (step). Where the recursion makes a Moebius function of |x|^2 it is the larger of the values
+    at 0 and at infinity, exactly; elsewhere it is maximised numerically.
+
+    Args:
+        kernel: `NTK(net)` or `NNGP(net)`.
+
+    Raises:
+        TypeError: a kernel without a closed form.
+
+    Accuracy: rounding where exact, else 1e-10 relative on a one-dimensional maximisation (tests/test_bounds.py).
+
+    References:
+        Ziomek, Whittle, Osborne (2025), theorems 3.2 and C.2.
+
+    >>> import ntk_ln as nl
+    >>> nl.kernel_sup(nl.NTK(nl.mlp(2)))
+    KernelSup(value=inf, exact=True)
+    >>> round(nl.kernel_sup(nl.NTK(nl.mlp(2, layer_norm="first"))).value, 6)
+    1.525
+    """
+    growth = closed_form(kernel, "kernel_sup(kernel)").growth
+    if (growth.diag if isinstance(kernel, NTK) else growth.mean) > 0:
+        return KernelSup(inf, True)
+    ends = _diagonal(kernel, np.array([0.0, inf]))
+    if growth.monotone:
+        return KernelSup(float(ends.max()), True)
+    # Features of the diagonal have the size of a decade in |x|: a fine grid in log |x|, then a search around its best points.
+    grid = np.linspace(-16, 16, 641)
+    values = _diagonal(kernel, 10.0**grid)
+    best = max(float(ends.max()), float(values.max()))
+    for i in np.flatnonzero((values[1:-1] >= values[:-2]) & (values[1:-1] >= values[2:])) + 1:
+        if values[i] > best * (1 - 1e-3):
+            found = scipy.optimize.minimize_scalar(
+                lambda t: -_diagonal(kernel, np.array([10.0**t]))[0],
+                bounds=(grid[i - 1], grid[i + 1]),
+                method="bounded",
+                options={"xatol": 1e-7},
+            )
+            best = max(best, -float(found.fun))
+    return KernelSup(best, False)
+
+
+def _diagonal(kernel: AbstractClosedForm, radii: np.ndarray) -> np.ndarray:
+    """k(x, x) at |x|^2/d = radius^2, infinity included."""
+    with enable_x64(True):
+        small = radii <= 1
+        v = jnp.asarray(np.where(small, radii, 1.0))[:, None]
+        u = jnp.asarray(np.where(small, 1.0, 1.0 / np.where(small, 1.0, radii)))
+        return np.asarray(kernel.homogeneous_diag(v, u))
+
+
+def sup_norm_bound(p: Posterior) -> SupNormBound:
+    r"""Upper bounds of |f(x)| that hold for every x in R^d.
+
+        |f(x)| <= sqrt(C) |f|_H                   rkhs
+               <= sqrt(C / lambda_eff) |y|_2      spectral
+               <= sqrt(C n / lambda_eff) max|y|   dataset
+
+    C = sup Theta(x,x); lambda_eff is the smallest effective eigenvalue of the training Gram matrix (with noise or early
+    stopping), a property of the training set: it does not fall as x moves away. With several outputs, the largest over them.
+
+    Args:
+        p: a posterior of a closed-form kernel.
+
+    Returns:
+        `SupNormBound(kernel_sup, effective_eigenvalue, rkhs_norm, rkhs, spectral, dataset)`, floats; every bound is inf where
+        C is.
+
+    Raises:
+        TypeError: a kernel without a closed form.
+
+    References:
+        Ziomek, Whittle, Osborne (2025), theorems 3.3 and C.3; the dataset form is ours (docs/theory.md).
+
+    >>> import numpy as np
+    >>> import ntk_ln as nl
+    >>> net = nl.mlp(2, layer_norm="first")
+    >>> p = nl.posterior(nl.NTK(net), np.array([[1.0], [2.0]]), np.array([0.0, 1.0]))
+    >>> b = nl.sup_norm_bound(p)
+    >>> b.rkhs <= b.spectral <= b.dataset < np.inf
+    True
+    """
+    value = kernel_sup(p.kernel).value
+    eigenvalue, norm = float(p.effective_eigenvalue), float(p.rkhs_norm)
+    y = np.asarray(p.y, dtype=np.float64).reshape(len(p.y), -1)
+    if isinf(value):
+        return SupNormBound(inf, eigenvalue, norm, inf, inf, inf)
+    scale = sqrt(value / eigenvalue) if eigenvalue > 0 else inf
+    length, largest = float(np.sqrt((y * y).sum(axis=0)).max()), float(np.abs(y).max())
+    return SupNormBound(value, eigenvalue, norm, sqrt(value) * norm, scale * length, scale * sqrt(len(y)) * largest)
+
+
+STARTS = 24  # climbs, from the best of the candidates
+
+
+def sup_norm(p: Posterior, *, seed: int = 0) -> SupNorm:
+    """The largest |f(x)| found over all of R^d, infinity included.
+
+    A multi-start ascent on the half-sphere x = v/u, u >= 0: from training points, directions at infinity and random points, by
+    L-BFGS-B with exact gradients. A lower bound of the supremum by construction; `sup_norm_bound` gives upper ones.
+
+    Args:
+        p: a posterior of a closed-form kernel.
+        seed: of the random starts.
+
+    Returns:
+        `SupNorm(value, point, direction)`: value is inf where the mean grows along `direction`; `point` is None at infinity.
+        With several outputs, the largest over them.
+
+    Raises:
+        TypeError: a kernel without a closed form.
+
+    >>> import numpy as np
+    >>> import ntk_ln as nl
+    >>> x, y = np.array([[1.0], [2.0]]), np.array([0.0, 1.0])
+    >>> nl.sup_norm(nl.posterior(nl.NTK(nl.mlp(2)), x, y)).value
+    inf
+    >>> round(nl.sup_norm(nl.posterior(nl.NTK(nl.mlp(2, layer_norm="first")), x, y)).value, 3)
+    3.115
+    """
+    growth = closed_form(p.kernel, "sup_norm(p)").growth
+    x = np.asarray(p.x, dtype=np.float64)
+    rng = np.random.default_rng(seed)
+    if not np.any(np.asarray(p.alpha)):
+        return SupNorm(0.0, x[0], None)
+    directions = _directions(x, rng)
+    if growth.mean > 0:
+        far = np.abs(far_fields(p, directions)[0]).reshape(len(directions), -1).max(axis=1)
+        return SupNorm(inf, None, directions[np.argmax(far)])
+    radius = float(np.median(np.linalg.norm(x, axis=1))) or 1.0
+    candidates = _candidates(x / radius, directions, rng)
+    values = _values(p, candidates, radius)
+    best, best_value = candidates[0], -1.0
+    for output in range(values.shape[1]):
+        order = np.argsort(-np.abs(values[:, output]))[:STARTS]
+        for start in order:
+            point, value = _climb(p, candidates[start], radius, output, np.sign(values[start, output]) or 1.0)
+            if value > best_value:
+                best, best_value = point, value
+    length = float(np.linalg.norm(best[:-1]))
+    direction = best[:-1] / length if length > 0 else None
+    if best[-1] <= 1e-15 * length:
+        return SupNorm(best_value, None, direction)
+    return SupNorm(best_value, best[:-1] * (radius / best[-1]), direction)
+
+
+def _directions(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Unit directions worth a look: to and from training rows, the axes, and random ones."""
+    rows = x[rng.permutation(len(x))[:128]]
+    axes = np.eye(x.shape[1])[:64]
+    candidates = np.concatenate([rows, -rows, axes, -axes, rng.normal(size=(64, x.shape[1]))])
+    lengths = np.linalg.norm(candidates, axis=1)
+    return candidates[lengths > 0] / lengths[lengths > 0, None]
+
+
+def _candidates(x: np.ndarray, directions: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Points (v, u) of the half-sphere, rows of (m, d + 1), for inputs of typical length 1."""
+    rows = x[rng.permutation(len(x))[:512]]
+    points = [np.c_[rows, np.ones(len(rows))], np.r_[np.zeros(x.shape[1]), 1.0][None, :]]
+    points += [np.c_[directions, np.full(len(directions), u)] for u in (0.0, 0.03, 0.3, 1.0, 3.0, 30.0)]
+    points = np.concatenate(points)
+    return points / np.linalg.norm(points, axis=1, keepdims=True)
+
+
+def _values(p: Posterior, points: np.ndarray, radius: float) -> np.ndarray:
+    """f at points of the half-sphere, (m, k), in blocks."""
+    with enable_x64(True):
+        x, alpha = as_wide(p)
+        blocks = np.array_split(points, -(-len(points) // 256))
+        values = [np.asarray(_mean_at(p.kernel, x, alpha, jnp.asarray(block), radius)) for block in blocks]
+    return np.concatenate(values).reshape(len(points), -1)
+
+
+@jax.jit
+def _mean_at(kernel, x, alpha, points, radius):
+    # Only v/u counts: bring (v radius, u) to order 1.
+    v, u = points[:, :-1] * radius, points[:, -1]
+    size = jax.lax.stop_gradient(jnp.maximum(jnp.max(jnp.abs(v), axis=1), u))
+    return homogeneous_mean(kernel, x, alpha, v / size[:, None], u / size)
+
+
+@jax.jit
+@jax.value_and_grad
+def _loss(point, kernel, x, alpha, radius, output, sign):
+    mean = _mean_at(kernel, x, alpha, point[None, :], radius).reshape(-1)
+    return -sign * mean[output]
+
+
+def _climb(p: Posterior, start: np.ndarray, radius: float, output: int, sign: float) -> tuple[np.ndarray, float]:
+    """The best point of one ascent of sign * f, and its value."""
+    with enable_x64(True):
+        x, alpha = as_wide(p)
+
+        def fun(point):
+            value, gradient = _loss(jnp.asarray(point), p.kernel, x, alpha, radius, output, sign)
+            return float(value), np.asarray(gradient)
+
+        bounds = [(None, None)] * (len(start) - 1) + [(0.0, None)]
+        found = scipy.optimize.minimize(fun, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 60})
+    return found.x, -float(found.fun)

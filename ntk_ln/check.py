@@ -1,0 +1,247 @@
+"""The computation behind `ntk-ln check`: a network beside its counterpart, on one data set.
+
+Nothing is read or written here; `ntk_ln.report` and `ntk_ln.plots` show the result.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+import ntk_ln as nl
+from ntk_ln.data import Dataset
+from ntk_ln.theorems import theorem_3_1, theorem_3_3
+
+WIDTHS = (128, 256, 512, 1024)
+SEEDS = 8
+EMPIRICAL_ROWS = 20
+PEER_ROWS = 100
+TRAINING_DIRECTIONS = 4
+
+Fitted = dict[str, tuple[nl.Network, nl.Posterior]]
+
+
+@dataclass(frozen=True)
+class Ray:
+    """A line `origin + t * direction` through the data and where it is sampled."""
+
+    origin: np.ndarray
+    direction: np.ndarray
+    rows: np.ndarray  # t of each training row (its projection where d > 1)
+    extent: float  # the largest |t| of a row
+    near: np.ndarray
+    far: np.ndarray
+    grid: np.ndarray
+    reach: float  # the largest |x| of a row
+    radii: np.ndarray
+
+    def points(self, t: np.ndarray) -> np.ndarray:
+        """Inputs (m, d) at the positions `t` (m,)."""
+        return self.origin + t[:, None] * self.direction
+
+
+@dataclass(frozen=True)
+class Curves:
+    """What the figures draw of one network: its mean and its kernel along the ray."""
+
+    near: np.ndarray
+    far: np.ndarray
+    diagonal: np.ndarray
+    gram: np.ndarray
+
+
+@dataclass(frozen=True)
+class FarLine:
+    """The leading term of the mean along one direction: coefficient * r ** power."""
+
+    direction: np.ndarray
+    power: float
+    coefficient: float
+
+
+@dataclass(frozen=True)
+class WidthError:
+    """Relative Frobenius error of the empirical kernel at one width: mean and standard error over seeds."""
+
+    width: int
+    relative_error: float
+    standard_error: float
+
+
+@dataclass(frozen=True)
+class NetworkCheck:
+    """All numbers of one network. `far_field` starts with the two ends of the ray."""
+
+    name: str
+    network: nl.Network
+    min_eigenvalue: nl.MinEigenvalue
+    kernel_sup: nl.KernelSup
+    bounds: nl.SupNormBound
+    sup_norm: nl.SupNorm
+    far_field: tuple[FarLine, ...]
+    neural_tangents: float | None
+    empirical: tuple[WidthError, ...]
+    curves: Curves
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """The plain network first, then the one with LayerNorm; and the theorems that apply, each with its network's name."""
+
+    data: Dataset
+    noise: float
+    ray: Ray
+    networks: tuple[NetworkCheck, NetworkCheck]
+    theorems: tuple[tuple[str, nl.TheoremCheck], ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether every theorem that applies holds."""
+        return all(check.holds for _, check in self.theorems)
+
+
+def counterparts(network: nl.Network) -> tuple[nl.Network, nl.Network]:
+    """The plain network and the one with norms, given either.
+
+    A network with norms is stripped of them; one without gets a LayerNorm before its first activation.
+
+    >>> plain, normed = counterparts(nl.mlp(1))
+    >>> [type(layer).__name__ for layer in normed.layers]
+    ['Dense', 'LayerNorm', 'Activation', 'Dense']
+    """
+    layers = network.layers
+    stripped = [layer for layer in layers if not isinstance(layer, nl.LayerNorm)]
+    if len(stripped) < len(layers):
+        return nl.Network(*stripped), network
+    first = next((i for i, layer in enumerate(layers) if isinstance(layer, nl.Activation)), None)
+    if first is None:
+        raise ValueError("`counterparts(network)` puts a LayerNorm before the first activation. Got no activation; add one.")
+    return network, nl.Network(*layers[:first], nl.LayerNorm(), *layers[first:])
+
+
+def fit(data: Dataset, network: nl.Network, noise: float = 0.0) -> Fitted:
+    """Both networks and their posteriors, under the names "plain" and "layer_norm".
+
+    Raises:
+        ValueError: a network without an infinite-width kernel for these inputs; rows that contradict each other without noise.
+    """
+    named = zip(("plain", "layer_norm"), counterparts(network), strict=True)
+    return {name: (net, nl.posterior(nl.NTK(net), data.x, data.y, noise=noise)) for name, net in named}
+
+
+STEPS = 13  # calls of `on_step` in `check`: six a network, and the theorems
+
+
+def check(data: Dataset, fitted: Fitted, noise: float = 0.0, on_step: Callable[[str], None] = lambda step: None) -> CheckResult:
+    """Every number and curve of the report.
+
+    Args:
+        data: what the posteriors were fitted to.
+        fitted: from `fit` with the same `noise`.
+        noise: variance of the observation noise.
+        on_step: called with a few words before each of the `STEPS` steps.
+    """
+    ray = make_ray(data.x)
+    networks = tuple(_check_network(name, *pair, data.x, ray, on_step) for name, pair in fitted.items())
+    on_step("theorems")
+    theorems = []
+    for name, (network, p) in fitted.items():
+        checks = (theorem_3_1(p), nl.check_theorem_3_2(network), theorem_3_3(p))
+        theorems += [(name, found) for found in checks if found.applies]
+    return CheckResult(data, noise, ray, networks, tuple(theorems))
+
+
+def _check_network(
+    name: str, network: nl.Network, p: nl.Posterior, x: np.ndarray, ray: Ray, on_step: Callable[[str], None]
+) -> NetworkCheck:
+    on_step(f"{name}: bounds")
+    bounds, kernel_sup = nl.sup_norm_bound(p), nl.kernel_sup(p.kernel)
+    on_step(f"{name}: largest mean")
+    sup_norm = nl.sup_norm(p)
+    on_step(f"{name}: far field")
+    far_field = _far_lines(p, x, ray.direction)
+    on_step(f"{name}: curves")
+    grid = ray.points(ray.grid)
+    curves = Curves(
+        near=p.mean(ray.points(ray.near)),
+        far=p.mean(ray.points(ray.far)),
+        diagonal=p.kernel.diag(ray.radii[:, None] * ray.direction),
+        gram=p.kernel(grid),
+    )
+    on_step(f"{name}: finite widths")
+    empirical = _width_errors(network, p.kernel, _spread(x, EMPIRICAL_ROWS))
+    on_step(f"{name}: neural-tangents")
+    peer = _peer_difference(network, p.kernel, _spread(x, PEER_ROWS))
+    return NetworkCheck(name, network, p.min_eigenvalue, kernel_sup, bounds, sup_norm, far_field, peer, empirical, curves)
+
+
+def make_ray(x: np.ndarray) -> Ray:
+    """The line the figures follow: the axis itself for one feature, else from the mean row towards the row farthest from it."""
+    d = x.shape[1]
+    origin, direction = np.zeros(d), np.ones(d) / np.sqrt(d)
+    if d > 1:
+        origin = x.mean(axis=0)
+        distance = np.linalg.norm(x - origin, axis=1)
+        if distance.max() > 0:
+            direction = (x - origin)[distance.argmax()] / distance.max()
+    rows = (x - origin) @ direction
+    extent = float(np.abs(rows).max()) or 1.0
+    middle, span = (rows.min() + rows.max()) / 2, float(np.ptp(rows)) or extent
+    end = 10.0 ** (np.floor(np.log10(extent)) + 4)
+    side = np.geomspace(extent, end, 150)
+    # Even counts below: they step over x = 0, where a norm layer without a bias before it is 0/0.
+    reach = float(np.linalg.norm(x, axis=1).max()) or 1.0
+    return Ray(
+        origin=origin,
+        direction=direction,
+        rows=rows,
+        extent=extent,
+        near=np.linspace(middle - 2 * span, middle + 2 * span, 400),
+        far=np.concatenate([-side[::-1], np.linspace(-extent, extent, 202)[1:-1], side]),
+        grid=np.linspace(-8 * extent, 8 * extent, 200),
+        reach=reach,
+        radii=10.0 ** (np.floor(np.log10(reach)) + np.linspace(-2, 4, 121)),
+    )
+
+
+def _far_lines(p: nl.Posterior, x: np.ndarray, direction: np.ndarray) -> tuple[FarLine, ...]:
+    """Both ends of the ray, then training rows whose directions are far apart."""
+    directions = [direction, -direction]
+    norms = np.linalg.norm(x, axis=1)
+    units = x[norms > 0] / norms[norms > 0, None]
+    for _ in range(TRAINING_DIRECTIONS if x.shape[1] > 1 else 0):
+        nearest = np.max(units @ np.array(directions).T, axis=1, initial=-1.0)
+        if len(units) == 0 or nearest.min() > 1 - 1e-9:
+            break
+        directions.append(units[nearest.argmin()])
+    found = [nl.far_field(p, v) for v in directions]
+    return tuple(FarLine(v, float(f.power), float(f.coefficient)) for v, f in zip(directions, found, strict=True))
+
+
+def _spread(x: np.ndarray, rows: int) -> np.ndarray:
+    """At most `rows` rows, evenly through the file."""
+    return x[np.unique(np.linspace(0, len(x) - 1, min(rows, len(x))).round().astype(int))]
+
+
+def _width_errors(network: nl.Network, kernel: nl.NTK, x: np.ndarray) -> tuple[WidthError, ...]:
+    exact = kernel(x)
+    errors = []
+    for width in WIDTHS:
+        relative = []
+        for seed in range(SEEDS):
+            params = network.init(jax.random.key(seed), in_features=x.shape[1], width=width)
+            relative.append(np.linalg.norm(nl.EmpiricalNTK(network, params)(x) - exact) / np.linalg.norm(exact))
+        errors.append(WidthError(width, float(np.mean(relative)), float(np.std(relative, ddof=1) / np.sqrt(SEEDS))))
+    return tuple(errors)
+
+
+def _peer_difference(network: nl.Network, kernel: nl.NTK, x: np.ndarray) -> float | None:
+    """Largest difference from neural-tangents over sqrt(Theta(x,x) Theta(x',x')); None where it is missing or lacks the case."""
+    try:
+        theirs = nl.NeuralTangentsKernel(network)(x)
+    except (ImportError, NotImplementedError, ValueError):
+        return None
+    ours = kernel(x)
+    scale = np.sqrt(np.diag(ours))
+    return float(np.max(np.abs(theirs - ours) / (scale[:, None] * scale)))

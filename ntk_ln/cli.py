@@ -1,0 +1,190 @@
+"""The command line: `ntk-ln check`."""
+
+import json
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from ntk_ln.data import Dataset, load_table, sine
+
+if TYPE_CHECKING:
+    from ntk_ln.check import CheckResult
+
+# JAX and matplotlib are imported inside the command, so that --help and bad input answer at once.
+
+SEED = 0
+app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+
+
+@app.callback()
+def _commands() -> None:
+    """Infinitely wide networks with and without LayerNorm: what they predict far from the data."""
+
+
+@app.command()
+def check(
+    data: Annotated[
+        Path | None,
+        typer.Option(help="CSV (.csv, .csv.gz, .csv.xz), Parquet or NPZ. Default: 100 points of y = sin x on [-pi, pi]."),
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="Target column of --data; every other column is a feature.")] = None,
+    rows: Annotated[
+        int | None, typer.Option(help=f"Use this many rows of --data, drawn at random (seed {SEED}) and kept in file order.")
+    ] = None,
+    network: Annotated[Path | None, typer.Option(help="JSON list of layers. Default: mlp(2).")] = None,
+    noise: Annotated[float, typer.Option(help="Variance of the observation noise, added to the diagonal of K.")] = 0.0,
+    standardize: Annotated[
+        bool, typer.Option(help="Centre each feature of --data and divide it by its standard deviation. The target stays raw.")
+    ] = True,
+    out: Annotated[Path, typer.Option(help="Folder of the report: new, empty, or an earlier report.")] = Path("ntk-ln-report"),
+) -> None:
+    """Compare a network with its LayerNorm counterpart: bounds, far field, theorems, report and plots.
+
+    Exit status: 0 if every theorem that applies holds, 1 if one fails, 2 on bad input.
+    """
+    with _as_bad_input():
+        dataset = _dataset(data, target, rows, standardize)
+        if not 0 <= noise < float("inf"):
+            raise ValueError(f"--noise must be a finite variance >= 0. Got {noise:g}.")
+        config = None if network is None else _json(network)
+        from ntk_ln import report
+
+        report.check_folder(out)
+
+    import ntk_ln as nl
+    from ntk_ln.check import STEPS, check, fit
+
+    with warnings.catch_warnings(record=True) as notes, _progress() as progress:
+        task = progress.add_task("posterior", total=STEPS + len(report.plots.FIGURES) + 1)
+
+        def step(label: str) -> None:
+            progress.update(task, advance=1, description=label)
+
+        with _as_bad_input("" if network is None else f"{network}: "):
+            net = nl.mlp(2) if config is None else nl.network_from_config(config)
+        with _as_bad_input():
+            fitted = fit(dataset, net, noise)
+        result = check(dataset, fitted, noise, step)
+        with _as_bad_input():
+            report.write(result, out, lambda name: step(f"figure {name}"))
+    _print(result, out, sorted({str(note.message) for note in notes}))
+    raise typer.Exit(0 if result.holds else 1)
+
+
+class BadInput(Exception):
+    """What the user can mend: one line and status 2."""
+
+
+@contextmanager
+def _as_bad_input(prefix: str = "") -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, ImportError, OSError, MemoryError) as error:
+        raise BadInput(f"{prefix}{error}") from error
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit; bad input is one line on stderr and status 2, a fault of ours a traceback and status 3."""
+    try:
+        status = app(arguments, standalone_mode=False)
+    except BadInput as error:
+        status = _fail(error)
+    except (KeyboardInterrupt, typer.Abort):
+        status = _fail("stopped, nothing was written", 130)
+    except Exception as error:
+        usage = getattr(error, "format_message", None)  # an error of the parser, whose classes typer does not export
+        if usage is not None:
+            status = _fail(f"{usage().rstrip('.')}. See ntk-ln check --help.")
+        else:
+            traceback.print_exc()
+            status = 3
+    sys.exit(status or 0)
+
+
+def _fail(message: object, status: int = 2) -> int:
+    print("ntk-ln:", " ".join(str(message).split()), file=sys.stderr)
+    return status
+
+
+def _dataset(path: Path | None, target: str | None, rows: int | None, standardize: bool) -> Dataset:
+    if path is None:
+        for name, value in (("--target", target), ("--rows", rows)):
+            if value is not None:
+                raise ValueError(f"{name} needs --data FILE. Got {value} without one.")
+        return sine()
+    dataset = load_table(path, target, rows, SEED)
+    _check_memory(len(dataset.y))
+    return dataset.standardize() if standardize else dataset
+
+
+def _check_memory(n: int) -> None:
+    """Two Gram matrices, their factors and some working room have to fit: six n x n arrays."""
+    needed = 6 * 8 * n**2
+    try:
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return
+    if needed > there:
+        most = int((there / 48) ** 0.5)
+        raise ValueError(
+            f"{n} rows need {needed / 1e9:.0f} GB, this machine has {there / 1e9:.0f}. Pass --rows with at most {most}."
+        )
+
+
+def _json(path: Path) -> list[dict[str, Any]]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"The network file {str(path)!r} cannot be read: {error.strerror or error}.") from error
+    except ValueError as error:
+        raise ValueError(f"The network file {str(path)!r} is not JSON: {error}.") from error
+    if not isinstance(config, list) or not all(isinstance(layer, dict) for layer in config):
+        raise ValueError(f'The network file {str(path)!r} must be a list of layers such as {{"layer": "dense"}}.')
+    return config
+
+
+def _progress() -> Progress:
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def _print(result: "CheckResult", out: Path, notes: list[str]) -> None:
+    from ntk_ln.report import LABEL, fate, rows
+
+    console = Console(highlight=False, markup=False)
+    style = {"plain": "red", "layer_norm": "cyan"}
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("")
+    for network in result.networks:
+        table.add_column(LABEL[network.name], justify="right", header_style=f"bold {style[network.name]}")
+    for label, cells in rows(result):
+        table.add_row(label, *cells)
+    console.print(table)
+    for network in result.networks:
+        console.print(f"{LABEL[network.name]}: the mean {fate(network)}.", style=style[network.name])
+    verdicts = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    for name, found in result.theorems:
+        word = Text("holds", "green") if found.holds else Text("FAILS", "bold red")
+        verdicts.add_row(f"Theorem {found.name}", LABEL[name], word, found.statement)
+    console.print()
+    console.print(verdicts)
+    for note in notes:
+        console.print(f"Note: {note}", style="yellow")
+    console.print(f"\nReport: {out / 'report.html'}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

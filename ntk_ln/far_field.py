@@ -1,0 +1,102 @@
+"""The posterior mean far from the data: its power, its coefficient, its next term."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ntk_ln._dtype import enable_x64
+from ntk_ln._numerics import unit_rows
+from ntk_ln.kernels.closed_form import AbstractClosedForm
+from ntk_ln.posterior import Posterior
+
+
+class FarField(NamedTuple):
+    """f(r v) = r^power (coefficient + correction r^-correction_power + ...) for large r."""
+
+    power: float
+    coefficient: np.ndarray
+    correction: np.ndarray
+    correction_power: float
+
+
+def far_field(p: Posterior, direction: Any) -> FarField:
+    r"""How the posterior mean behaves along a ray to infinity.
+
+        f(r v) = r^p (c0 + c1 / r + ...),   c0 = sum_i alpha_i Theta_hat((v, 0), x_i),   c1 = d/du at u = 0, |v| = 1.
+
+    Without a norm layer p is the product of the activations' degrees and c0 != 0 for almost every dataset (Theorem 3.1); after
+    one, p = 0 and c0 is a finite limit.
+
+    Args:
+        p: a posterior of a closed-form kernel (`NTK` or `NNGP`).
+        direction: (d,), not zero; it is normalised.
+
+    Returns:
+        `FarField(power, coefficient, correction, correction_power)`; the arrays have shape () for y (n,) and (k,) for y (n, k).
+
+    Raises:
+        TypeError: a kernel without a closed form.
+        ValueError: a zero, non-finite or mis-shaped direction.
+
+    Accuracy: c1 matches r (f(r v) - c0) to 1e-3 at r = 1e3 (tests/test_far_field.py).
+
+    References:
+        Ziomek, Whittle, Osborne (2025), theorem 3.1 and proposition E.2.
+
+    >>> import numpy as np
+    >>> import ntk_ln as nl
+    >>> p = nl.posterior(nl.NTK(nl.mlp(2)), np.array([[1.0], [2.0]]), np.array([0.0, 1.0]))
+    >>> limit = nl.far_field(p, [1.0])
+    >>> limit.power, round(float(limit.coefficient), 3)
+    (1, 1.012)
+    """
+    closed_form(p.kernel, "far_field(p, direction)")
+    d = np.shape(p.x)[1]
+    vector = np.asarray(direction, dtype=np.float64)
+    if vector.shape != (d,) or not np.isfinite(vector).all() or not vector.any():
+        raise ValueError(f"`far_field(p, direction)` needs a finite, non-zero direction of shape ({d},). Got {direction!r}.")
+    coefficient, correction = far_fields(p, vector[None, :])
+    return FarField(p.kernel.growth.mean, coefficient[0], correction[0], 1)
+
+
+def far_fields(p: Posterior, directions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Coefficients and corrections (m,) or (m, k) along the rows of `directions` (m, d), none of them zero."""
+    with enable_x64(True):
+        v, _ = unit_rows(jnp.asarray(directions, jnp.float64))
+        value, slope = _far_fields(p.kernel, *as_wide(p), v)
+        return np.asarray(value), np.asarray(slope)
+
+
+def far_kernel(p: Posterior, directions: np.ndarray) -> np.ndarray:
+    """The kernel (m, n) between points at infinity, along the rows of `directions`, and the training rows."""
+    with enable_x64(True):
+        v, _ = unit_rows(jnp.asarray(directions, jnp.float64))
+        return np.asarray(p.kernel.homogeneous(v, jnp.zeros(len(v), v.dtype), as_wide(p)[0]))
+
+
+@jax.jit
+def _far_fields(kernel, x, alpha, v):
+    u = jnp.zeros(len(v), v.dtype)
+    return jax.jvp(lambda u: homogeneous_mean(kernel, x, alpha, v, u), (u,), (jnp.ones_like(u),))
+
+
+def as_wide(p: Posterior) -> tuple[Any, Any]:
+    """Training inputs and coefficients in float64, under an enclosing `enable_x64`."""
+    return jnp.asarray(np.asarray(p.x, np.float64)), jnp.asarray(np.asarray(p.alpha, np.float64))
+
+
+def homogeneous_mean(kernel: AbstractClosedForm, x: Any, alpha: Any, v: Any, u: Any) -> Any:
+    """u^p f(v/u) for points v/u of the half-sphere, v (m, d) and u (m,)."""
+    return jnp.matmul(kernel.homogeneous(v, u, x), alpha, precision=jax.lax.Precision.HIGHEST)
+
+
+def closed_form(kernel: Any, call: str) -> AbstractClosedForm:
+    """The kernel, which the call needs in closed form."""
+    if not isinstance(kernel, AbstractClosedForm):
+        raise TypeError(
+            f"`{call}` needs a closed-form kernel, `NTK(net)` or `NNGP(net)`: only there the point at infinity exists. "
+            f"Got {type(kernel).__name__}."
+        )
+    return kernel

@@ -1,0 +1,254 @@
+"""The paper's theorems, checked numerically on a network and a dataset."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ntk_ln.bounds import kernel_sup, sup_norm, sup_norm_bound
+from ntk_ln.far_field import far_fields, far_kernel
+from ntk_ln.kernels import NTK
+from ntk_ln.network import Network
+from ntk_ln.posterior import Posterior, posterior
+
+
+class TheoremCheck(NamedTuple):
+    """A theorem on one network: whether its hypotheses apply, whether it holds (None where it does not apply), and the numbers."""
+
+    name: str
+    applies: bool
+    holds: bool | None
+    statement: str
+    evidence: dict[str, Any]
+
+
+STATEMENT_3_1 = (
+    "Without a norm layer and with (asymptotically) positively n-homogeneous activations, n > 1/2, some finite dataset makes the "
+    "trained infinite network unbounded: it grows as r^(n^L) along a training direction."
+)
+STATEMENT_3_2 = "With a norm layer anywhere and activations of degree n > 1/2 before it, Theta(x,x) <= C for all x, C finite."
+STATEMENT_3_3 = (
+    "With such a norm layer |E f(x)| is bounded for all x by a constant of C, n, lambda_min and max|y|: "
+    "sup|f| <= rkhs <= spectral <= dataset."
+)
+
+
+def check_theorem_3_1(net: Network, x: Any, y: Any, *, noise: float = 0.0) -> TheoremCheck:
+    """Theorem 3.1 on your data: without LayerNorm the mean grows without bound.
+
+    It holds if, on your data and on the proof's witness dataset (inputs with positive inner products, one nonzero target), the
+    far-field coefficient exceeds its own error bound along a training direction, and the growth exponent fitted to |f(r v)| is
+    within 0.02 of n^L.
+
+    Args:
+        net: a network.
+        x: training inputs (n, d).
+        y: targets (n,) or (n, k), not all zero: the zero function does not grow.
+        noise: observation noise variance.
+
+    Returns:
+        `TheoremCheck`; `applies` is False with a norm layer, with an activation of degree n <= 1/2, or with y = 0.
+
+    Raises:
+        ValueError: as `posterior`.
+
+    References:
+        Ziomek, Whittle, Osborne (2025), theorem 3.1.
+
+    >>> import numpy as np
+    >>> import ntk_ln as nl
+    >>> check = nl.check_theorem_3_1(nl.mlp(2), np.array([[1.0], [2.0]]), np.array([0.0, 1.0]))
+    >>> check.applies, check.holds
+    (True, True)
+    """
+    reason = _why_3_1_does_not_apply(net, y)
+    if reason:
+        return TheoremCheck("3.1", False, None, STATEMENT_3_1, {"reason": reason})
+    return theorem_3_1(posterior(NTK(net), x, y, noise=noise))
+
+
+def theorem_3_1(p: Posterior) -> TheoremCheck:
+    """`check_theorem_3_1` on a posterior that is there already."""
+    net = p.kernel.network
+    reason = _why_3_1_does_not_apply(net, p.y)
+    if reason:
+        return TheoremCheck("3.1", False, None, STATEMENT_3_1, {"reason": reason})
+    data, witness = _growth(p), _growth(_witness(p.kernel, np.shape(p.x)[1]))
+    evidence = {"predicted_power": float(net.growth.mean), "data": data, "witness": witness}
+    return TheoremCheck("3.1", True, data["grows"] and witness["grows"], STATEMENT_3_1, evidence)
+
+
+def check_theorem_3_2(net: Network) -> TheoremCheck:
+    """Theorem 3.2 on a network: with LayerNorm Theta(x,x) is bounded by C.
+
+    It holds if C is finite, Theta(x,x) at 400 radii from 1e-12 to 1e12 stays below it, and comes within 1e-6 of it.
+
+    Args:
+        net: a network.
+
+    Returns:
+        `TheoremCheck`; `applies` is False without a norm layer, or with an activation of degree n <= 1/2 before the first one.
+
+    References:
+        Ziomek, Whittle, Osborne (2025), theorems 3.2 and C.2.
+
+    >>> import ntk_ln as nl
+    >>> nl.check_theorem_3_2(nl.mlp(2, layer_norm="last")).holds
+    True
+    >>> nl.check_theorem_3_2(nl.mlp(2)).applies
+    False
+    """
+    reason = _why_3_2_does_not_apply(net)
+    if reason:
+        return TheoremCheck("3.2", False, None, STATEMENT_3_2, {"reason": reason})
+    c = kernel_sup(NTK(net))
+    radii = 10.0 ** np.linspace(-12, 12, 400)
+    diagonal = NTK(net).diag(radii[:, None])
+    largest = float(diagonal.max())
+    # Rounding of the diagonal itself: a few eps a layer.
+    holds = bool(np.isfinite(c.value) and largest <= c.value * (1 + 1e-12) and largest >= c.value * (1 - 1e-6))
+    evidence = {
+        "kernel_sup": c.value,
+        "exact": c.exact,
+        "largest_diagonal_found": largest,
+        "at_radius": float(radii[np.argmax(diagonal)]),
+    }
+    return TheoremCheck("3.2", True, holds, STATEMENT_3_2, evidence)
+
+
+def check_theorem_3_3(net: Network, x: Any, y: Any, *, noise: float = 0.0) -> TheoremCheck:
+    """Theorem 3.3 on your data: with LayerNorm the mean is bounded over all of R^d.
+
+    It holds if the largest |f| that optimisation over R^d and infinity finds is below the rkhs bound, and the bounds are finite
+    and ordered, rkhs <= spectral <= dataset.
+
+    Args:
+        net, x, y, noise: as in `check_theorem_3_1`.
+
+    Returns:
+        `TheoremCheck`; `applies` as in `check_theorem_3_2`.
+
+    Raises:
+        ValueError: as `posterior`.
+
+    References:
+        Ziomek, Whittle, Osborne (2025), theorems 3.3 and C.3.
+
+    >>> import numpy as np
+    >>> import ntk_ln as nl
+    >>> net = nl.mlp(2, layer_norm="first")
+    >>> nl.check_theorem_3_3(net, np.array([[1.0], [2.0]]), np.array([0.0, 1.0])).holds
+    True
+    """
+    reason = _why_3_2_does_not_apply(net)
+    if reason:
+        return TheoremCheck("3.3", False, None, STATEMENT_3_3, {"reason": reason})
+    return theorem_3_3(posterior(NTK(net), x, y, noise=noise))
+
+
+def theorem_3_3(p: Posterior) -> TheoremCheck:
+    """`check_theorem_3_3` on a posterior that is there already."""
+    reason = _why_3_2_does_not_apply(p.kernel.network)
+    if reason:
+        return TheoremCheck("3.3", False, None, STATEMENT_3_3, {"reason": reason})
+    bound, found = sup_norm_bound(p), sup_norm(p)
+    # The mean and the norm carry the rounding of the solve.
+    slack = 1 + 1e-12 + _rounding(p)
+    chain = [found.value, bound.rkhs, bound.spectral, bound.dataset]
+    holds = bool(np.isfinite(chain).all()) and all(a <= b * slack for a, b in zip(chain, chain[1:], strict=False))
+    evidence = {
+        "largest_mean_found": found.value,
+        "rkhs": bound.rkhs,
+        "spectral": bound.spectral,
+        "dataset": bound.dataset,
+        "tightness": found.value / bound.rkhs if bound.rkhs > 0 else None,
+        "kernel_sup": bound.kernel_sup,
+        "effective_eigenvalue": bound.effective_eigenvalue,
+    }
+    return TheoremCheck("3.3", True, holds, STATEMENT_3_3, evidence)
+
+
+def _why_3_1_does_not_apply(net: Network, y: Any) -> str | None:
+    growth = net.growth
+    if growth.normalised:
+        return "the network has a norm layer"
+    if not growth.assumption:
+        return "an activation has degree n <= 1/2 (erf, step: the mean stays bounded without a norm layer)"
+    if not np.any(np.asarray(y)):
+        return "all targets are 0, and so is the mean"
+    return None
+
+
+def _why_3_2_does_not_apply(net: Network) -> str | None:
+    growth = net.growth
+    if not growth.normalised:
+        return "the network has no norm layer"
+    if not growth.assumption:
+        return "an activation before the first norm layer has degree n <= 1/2 (erf: Theta(x,x) grows as |x|)"
+    if growth.diag > 0:
+        return "a part of the network passes every norm layer by, and grows"
+    return None
+
+
+def _rounding(p: Posterior) -> float:
+    """n eps times the condition number: the relative error a solve may have."""
+    n, trace = len(p.gram), float(np.trace(np.asarray(p.gram, dtype=np.float64))) + len(p.gram) * p.noise
+    eps = np.finfo(np.asarray(p.gram).dtype).eps
+    return min(float(n * eps * trace / max(p.effective_eigenvalue, 1e-300)), 1e-2)
+
+
+DIRECTIONS = 256  # training directions looked at
+
+
+def _growth(p: Posterior) -> dict[str, Any]:
+    """The training direction along which the mean grows most surely, and the exponent fitted there."""
+    x = np.asarray(p.x, dtype=np.float64)
+    rows = x[np.flatnonzero(x.any(axis=1))][:DIRECTIONS]
+    if not len(rows):
+        return {"grows": False, "reason": "every input is 0"}
+    lengths = np.linalg.norm(rows, axis=1)
+    directions = rows / lengths[:, None]
+    coefficients = far_fields(p, directions)[0].reshape(len(rows), -1)
+    errors = _coefficient_errors(p, directions)
+    ratio = np.abs(coefficients) / errors
+    i, k = np.unravel_index(np.argmax(ratio), ratio.shape)
+    # The next term is smaller by c1/(c0 r): from 1e4 to 1e7 times the largest input it bends the fit by less than 1e-4.
+    radii = float(lengths.max()) * 10.0 ** np.arange(4, 8)
+    mean = np.asarray(p.mean(radii[:, None] * directions[i]), dtype=np.float64).reshape(len(radii), -1)[:, k]
+    with np.errstate(divide="ignore"):
+        power = float(np.polyfit(np.log(radii), np.log(np.abs(mean)), 1)[0]) if np.all(mean != 0) else None
+    expected = float(p.kernel.growth.mean)
+    grows = bool(ratio[i, k] > 1) and power is not None and abs(power - expected) < 0.02
+    return {
+        "grows": grows,
+        "direction": directions[i].tolist(),
+        "coefficient": float(coefficients[i, k]),
+        "coefficient_error": float(errors[i, k]),
+        "fitted_power": power,
+        "n": len(x),
+    }
+
+
+def _coefficient_errors(p: Posterior, directions: np.ndarray) -> np.ndarray:
+    """Bounds of the rounding errors of c0 along the directions, (m, k).
+
+    c0 = k^T K^-1 y. A relative error delta of every kernel value (in units of sqrt(k_ii k_jj)) moves it by at most
+    delta (|beta|^T s + s_v) |alpha|^T s, with beta = K^-1 k the weights of the labels and s = sqrt(diag K).
+    """
+    gram = np.asarray(p.gram, dtype=np.float64)
+    scale = np.sqrt(np.diag(gram))
+    k = far_kernel(p, directions)
+    alpha = np.abs(np.asarray(p.alpha, dtype=np.float64)).reshape(len(scale), -1)
+    beta = np.abs(p.solve(k.T))
+    delta = len(scale) * np.finfo(np.float64).eps + 1e-13
+    reach = beta.T @ scale + np.max(np.abs(k) / scale, axis=1)
+    return delta * reach[:, None] * (scale @ alpha)[None, :]
+
+
+def _witness(kernel: NTK, d: int) -> Posterior:
+    """The proof's dataset: inputs with positive inner products, one nonzero target."""
+    x = np.array([[1.0], [2.0]]) if d == 1 else np.stack([np.eye(d)[0], np.eye(d)[0] + np.eye(d)[1]])
+    y = np.array([0.0, 1.0])
+    try:
+        return posterior(kernel, x, y)
+    except ValueError:  # one feature and no bias: the two rows are dependent, one is a witness by itself
+        return posterior(kernel, x[1:], y[1:])
