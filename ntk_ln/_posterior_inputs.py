@@ -8,9 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from ntk_ln._dtype import check_finite, check_rows, is_tracer
+from ntk_ln._solver import rounded_up
+from ntk_ln.kernels import AbstractKernel
 from ntk_ln.network import Network
 
 CALL = "posterior(kernel, x, y)"
+_EPS = float(np.finfo(np.float64).eps)
 
 
 def check_kernel(kernel: Any, call: str = CALL) -> None:
@@ -85,7 +88,7 @@ def check_schedule(noise: Any, stop_time: Any, step_size: Any) -> tuple[float, f
     return numbers["noise"], numbers.get("stop_time"), numbers.get("step_size")
 
 
-def merge_equal_rows(x: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def merge_equal_rows(kernel: Any, x: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """First rows of each set of equal ones, in order, and for each row its place among them; their labels must be equal."""
     n = len(x)
     _, first, group = np.unique(x, axis=0, return_index=True, return_inverse=True)
@@ -96,15 +99,15 @@ def merge_equal_rows(x: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.
     original = distinct[copies]
     gap = np.abs(labels - labels[original])
     # Labels computed twice may differ in their last digits.
-    wrong = np.argwhere(gap > 8 * np.finfo(np.float64).eps * np.abs(labels))
+    wrong = np.argwhere(gap > 8 * _EPS * np.abs(labels))
     if len(wrong):
         row, output = wrong[0]
         i = original[row]
-        useful = 1e-3 * float(np.square(labels).mean())
+        useful = rounded_up(10 * n * _EPS * float(np.sum(kernel.diag(x))))
         raise ValueError(
             f"`{CALL}` with noise=0 needs equal labels at equal rows. Rows {i} and {row} of `x` are equal, y[{i}]="
             f"{labels[i, output]:.17g} and y[{row}]={labels[row, output]:.17g}; the Gram matrix is singular (lambda_min = 0). "
-            f"Use noise > 0, such as {useful:.1g}, or merge the rows."
+            f"Use noise >= {useful:.0e}, or merge the rows."
         )
     return distinct, copies
 
@@ -117,5 +120,6 @@ def gram_matrix(kernel: Any, x: np.ndarray) -> tuple[np.ndarray, float]:
         raise ValueError(f"`{CALL}` needs kernel(x) of shape (n, n) = {(n, n)}. Got shape {given.shape}.")
     check_finite(given, f"{CALL}: kernel(x)", "kernel(x)")
     eps = float(jnp.finfo(given.dtype).eps)
-    ready = given.dtype == np.float64 and given.flags.c_contiguous and given.flags.writeable
-    return given if ready else np.array(given, np.float64, order="C"), eps
+    # The package's kernels give a new array at each call; another's may be kept somewhere, and ours to solve in it must not be.
+    ours = isinstance(kernel, AbstractKernel) and given.dtype == np.float64 and given.flags.c_contiguous and given.flags.writeable
+    return given if ours else np.array(given, np.float64, order="C"), eps

@@ -5,7 +5,7 @@ from math import ceil, log10
 
 import numpy as np
 from scipy.linalg import eigh
-from scipy.linalg.lapack import dpotrf, dpotrs, dtrtrs
+from scipy.linalg.lapack import dpotrf, dpotrs, dtrtrs  # pyright: ignore[reportAttributeAccessIssue]
 
 from ntk_ln._triangle import mirrored, product
 from ntk_ln.spectrum import largest_eigenvalue, of_triangle
@@ -22,6 +22,7 @@ class Solution:
         square: (n, n), Fortran order: the strict upper triangle of K and, where `factored`, L below: K + noise I = L L^T.
         diagonal: (n,), of K.
         alpha: (n, k); the mean is k_x^T alpha.
+        eps: of the precision K was computed in.
         rounding: n eps lambda_max, what the rounding of K does to its eigenvalues.
         condition: of K + noise I on its range, estimated.
         factored: whether by Cholesky.
@@ -31,6 +32,7 @@ class Solution:
     square: np.ndarray
     diagonal: np.ndarray
     alpha: np.ndarray
+    eps: float
     rounding: float
     condition: float
     factored: bool
@@ -54,6 +56,12 @@ class Solution:
         if self.factored:
             return dtrtrs(self.square, b, lower=1)[0]
         return (self.vectors.T @ b) / np.sqrt(self.values)[:, None]
+
+    def solve(self, b: np.ndarray) -> np.ndarray:
+        """(K + noise I)^-1 b, or the pseudo-inverse, for b of shape (n, m)."""
+        if self.factored:
+            return dpotrs(self.square, b, lower=1)[0]
+        return self.vectors @ ((self.vectors.T @ b) / self.values[:, None])
 
     def log_determinant(self) -> float:
         """Of K + noise I."""
@@ -87,10 +95,10 @@ def solve(gram: np.ndarray, y: np.ndarray, noise: float, eps: float) -> Solution
         if smallest > rounding or noise:
             alpha = dpotrs(square, y, lower=1)[0]
             empty = np.empty((n, 0))
-            return Solution(square, diagonal, alpha, rounding, (largest + noise) / smallest, True, empty[0], empty)
+            return Solution(square, diagonal, alpha, eps, rounding, (largest + noise) / smallest, True, empty[0], empty)
     if noise:
         raise _indefinite(square, diagonal, rounding, noise)
-    return _least_norm(square, diagonal, y, rounding)
+    return _least_norm(square, diagonal, y, eps)
 
 
 def solve_stopped(gram: np.ndarray, y: np.ndarray, stop_time: float, step_size: float | None, eps: float) -> Solution:
@@ -105,7 +113,7 @@ def solve_stopped(gram: np.ndarray, y: np.ndarray, stop_time: float, step_size: 
         )
     values = np.maximum(values, 0)
     alpha = vectors @ (learned(values, stop_time, step_size)[:, None] * (vectors.T @ y))
-    return Solution(square, diagonal, alpha, rounding, 1.0, False, values, vectors[:, :0])
+    return Solution(square, diagonal, alpha, eps, rounding, 1.0, False, values, vectors[:, :0])
 
 
 def learned(value: np.ndarray | float, stop_time: float, step_size: float | None) -> np.ndarray:
@@ -120,26 +128,24 @@ def learned(value: np.ndarray | float, stop_time: float, step_size: float | None
     return np.where(zero, stop_time, -np.expm1(exponent) / np.where(zero, 1, value))
 
 
-def _least_norm(square: np.ndarray, diagonal: np.ndarray, y: np.ndarray, rounding: float) -> Solution:
+def _least_norm(square: np.ndarray, diagonal: np.ndarray, y: np.ndarray, eps: float) -> Solution:
     n = len(diagonal)
-    values, vectors, _ = _eigh(square, diagonal, rounding=rounding)
+    values, vectors, rounding = _eigh(square, diagonal, eps)
     kept = values > rounding
     range_values, range_vectors, null_vectors = values[kept], vectors[:, kept], vectors[:, ~kept]
     alpha = range_vectors @ ((range_vectors.T @ y) / range_values[:, None])
     missed = np.linalg.norm(null_vectors.T @ y, axis=0)
     size = np.linalg.norm(y, axis=0)
-    # Rounding of K turns its null space by rounding / lambda, so that labels in its range miss it by rounding |alpha|. Past
-    # sqrt(eps) of the labels it is no longer an interpolant, whatever the cause.
-    allowed = np.minimum(rounding * np.linalg.norm(alpha, axis=0) + n * _EPS * size, np.sqrt(_EPS) * size)
+    # Rounding of K turns its null space by rounding / lambda, so that labels in its range miss it by rounding |alpha|, and a few
+    # times that where eigenvalues fall through the cut without a gap. Past sqrt(eps) of the labels it is no interpolant any more.
+    allowed = np.minimum(10 * rounding * np.linalg.norm(alpha, axis=0) + n * _EPS * size, np.sqrt(_EPS) * size)
     if np.any(missed > allowed):
         raise _contradiction(square, diagonal, y, len(range_values), values[0], rounding)
     condition = range_values[-1] / range_values[0] if len(range_values) else 1.0
-    return Solution(square, diagonal, alpha, rounding, condition, False, range_values, range_vectors)
+    return Solution(square, diagonal, alpha, eps, rounding, condition, False, range_values, range_vectors)
 
 
-def _eigh(
-    square: np.ndarray, diagonal: np.ndarray, eps: float = _EPS, rounding: float | None = None
-) -> tuple[np.ndarray, np.ndarray, float]:
+def _eigh(square: np.ndarray, diagonal: np.ndarray, eps: float) -> tuple[np.ndarray, np.ndarray, float]:
     n = len(diagonal)
     if n > _EIGH_ROWS:
         raise ValueError(
@@ -147,18 +153,19 @@ def _eigh(
             f"given), which LAPACK does up to n={_EIGH_ROWS}. Got n={n}: use noise > 0 and no stop_time, or fewer rows."
         )
     values, vectors = eigh(mirrored(square, diagonal), driver="evd", overwrite_a=True, check_finite=False)
-    rounding = n * eps * values[-1] if rounding is None else rounding
-    if values[0] < -2 * max(rounding, 0):
+    rounding = n * eps * float(max(values[-1], -values[0]))
+    if values[0] < -2 * rounding:
         raise _indefinite(square, diagonal, rounding)
     return values, vectors, rounding
 
 
 def _indefinite(square: np.ndarray, diagonal: np.ndarray, rounding: float, noise: float = 0.0) -> ValueError:
     value = of_triangle(square, diagonal).value
+    useful = rounded_up(max(-2 * value, 10 * rounding))
     return ValueError(
         f"`posterior(kernel, x, y)` needs a positive semi-definite Gram matrix. Got lambda_min={value:.3g}, beyond rounding "
-        f"(n eps lambda_max = {rounding:.1e}), with noise={noise:.3g}. Use noise >= {rounded_up(max(-2 * value, 10 * rounding)):.0e}, "
-        f"or a kernel computed in higher precision."
+        f"(n eps lambda_max = {rounding:.1e}), with noise={noise:.3g}. Use noise >= {useful:.0e}, or a kernel computed in higher "
+        f"precision."
     )
 
 

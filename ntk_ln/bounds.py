@@ -9,7 +9,7 @@ import numpy as np
 import scipy.optimize
 
 from ntk_ln._dtype import enable_x64
-from ntk_ln.far_field import as_wide, closed_form, far_fields, homogeneous_mean
+from ntk_ln.far_field import as_wide, closed_form, homogeneous_kernel, homogeneous_mean
 from ntk_ln.kernels.closed_form import NTK, AbstractClosedForm
 from ntk_ln.posterior import Posterior
 
@@ -172,7 +172,7 @@ def sup_norm(p: Posterior, *, seed: int = 0) -> SupNorm:
         return SupNorm(0.0, x[0], None)
     directions = _directions(x, rng)
     if growth.mean > 0:
-        far = np.abs(far_fields(p, directions)[0]).reshape(len(directions), -1).max(axis=1)
+        far = np.abs(_values(p, np.c_[directions, np.zeros(len(directions))], 1.0)).max(axis=1)
         return SupNorm(inf, None, directions[np.argmax(far)])
     radius = float(np.median(np.linalg.norm(x, axis=1))) or 1.0
     candidates = _candidates(x / radius, directions, rng)
@@ -210,27 +210,20 @@ def _candidates(x: np.ndarray, directions: np.ndarray, rng: np.random.Generator)
 
 
 def _values(p: Posterior, points: np.ndarray, radius: float) -> np.ndarray:
-    """f at points of the half-sphere, (m, k), in blocks."""
-    with enable_x64(True):
-        x, alpha = as_wide(p)
-        blocks = np.array_split(points, -(-len(points) // 256))
-        values = [np.asarray(_mean_at(p.kernel, x, alpha, jnp.asarray(block), radius)) for block in blocks]
-    return np.concatenate(values).reshape(len(points), -1)
-
-
-@jax.jit
-def _mean_at(kernel, x, alpha, points, radius):
-    # Only v/u counts: bring (v radius, u) to order 1.
+    """f at points of the half-sphere, (m, k)."""
     v, u = points[:, :-1] * radius, points[:, -1]
-    size = jax.lax.stop_gradient(jnp.maximum(jnp.max(jnp.abs(v), axis=1), u))
-    return homogeneous_mean(kernel, x, alpha, v / size[:, None], u / size)
+    size = np.maximum(np.abs(v).max(axis=1), u)  # only v/u counts: bring it to order 1
+    k = homogeneous_kernel(p, v / size[:, None], u / size)
+    return (k @ np.asarray(p.alpha, np.float64)).reshape(len(points), -1)
 
 
 @jax.jit
 @jax.value_and_grad
 def _loss(point, kernel, x, alpha, radius, output, sign):
-    mean = _mean_at(kernel, x, alpha, point[None, :], radius).reshape(-1)
-    return -sign * mean[output]
+    v, u = point[:-1] * radius, point[-1]
+    size = jax.lax.stop_gradient(jnp.maximum(jnp.max(jnp.abs(v)), u))
+    mean = homogeneous_mean(kernel, x, alpha, v[None, :] / size, u[None] / size)
+    return -sign * mean.reshape(-1)[output]
 
 
 def _climb(p: Posterior, start: np.ndarray, radius: float, output: int, sign: float) -> tuple[np.ndarray, float]:

@@ -57,29 +57,22 @@ def far_field(p: Posterior, direction: Any) -> FarField:
     vector = np.asarray(direction, dtype=np.float64)
     if vector.shape != (d,) or not np.isfinite(vector).all() or not vector.any():
         raise ValueError(f"`far_field(p, direction)` needs a finite, non-zero direction of shape ({d},). Got {direction!r}.")
-    coefficient, correction = far_fields(p, vector[None, :])
-    return FarField(p.kernel.growth.mean, coefficient[0], correction[0], 1)
-
-
-def far_fields(p: Posterior, directions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Coefficients and corrections (m,) or (m, k) along the rows of `directions` (m, d), none of them zero."""
     with enable_x64(True):
-        v, _ = unit_rows(jnp.asarray(directions, jnp.float64))
-        value, slope = _far_fields(p.kernel, *as_wide(p), v)
-        return np.asarray(value), np.asarray(slope)
-
-
-def far_kernel(p: Posterior, directions: np.ndarray) -> np.ndarray:
-    """The kernel (m, n) between points at infinity, along the rows of `directions`, and the training rows."""
-    with enable_x64(True):
-        v, _ = unit_rows(jnp.asarray(directions, jnp.float64))
-        return np.asarray(p.kernel.homogeneous(v, jnp.zeros(len(v), v.dtype), as_wide(p)[0]))
+        v, _ = unit_rows(jnp.asarray(vector[None, :]))
+        x, alpha = as_wide(p)
+        coefficient, correction = (np.asarray(value)[0] for value in _expansion(p.kernel, x, alpha, v))
+    return FarField(p.kernel.growth.mean, coefficient, correction, 1)
 
 
 @jax.jit
-def _far_fields(kernel, x, alpha, v):
+def _expansion(kernel, x, alpha, v):
     u = jnp.zeros(len(v), v.dtype)
     return jax.jvp(lambda u: homogeneous_mean(kernel, x, alpha, v, u), (u,), (jnp.ones_like(u),))
+
+
+def homogeneous_mean(kernel: AbstractClosedForm, x: Any, alpha: Any, v: Any, u: Any) -> Any:
+    """u^p f(v/u) for points v/u of the half-sphere, v (m, d) and u (m,)."""
+    return jnp.matmul(kernel.homogeneous(v, u, x), alpha, precision=jax.lax.Precision.HIGHEST)
 
 
 def as_wide(p: Posterior) -> tuple[Any, Any]:
@@ -87,9 +80,17 @@ def as_wide(p: Posterior) -> tuple[Any, Any]:
     return jnp.asarray(np.asarray(p.x, np.float64)), jnp.asarray(np.asarray(p.alpha, np.float64))
 
 
-def homogeneous_mean(kernel: AbstractClosedForm, x: Any, alpha: Any, v: Any, u: Any) -> Any:
-    """u^p f(v/u) for points v/u of the half-sphere, v (m, d) and u (m,)."""
-    return jnp.matmul(kernel.homogeneous(v, u, x), alpha, precision=jax.lax.Precision.HIGHEST)
+_BLOCK = 256  # points at once: one shape, one compilation
+
+
+def homogeneous_kernel(p: Posterior, v: np.ndarray, u: np.ndarray) -> np.ndarray:
+    """u^p k(v/u, x_i) between points of the half-sphere, v (m, d) and u (m,), and the training rows: (m, n) in float64."""
+    m = len(v)
+    v, u = np.concatenate([v, np.repeat(v[-1:], -m % _BLOCK, 0)]), np.concatenate([u, np.repeat(u[-1:], -m % _BLOCK)])
+    with enable_x64(True):
+        x = jnp.asarray(np.asarray(p.x, np.float64))
+        blocks = [slice(i, i + _BLOCK) for i in range(0, len(v), _BLOCK)]
+        return np.concatenate([np.asarray(p.kernel.homogeneous(jnp.asarray(v[b]), jnp.asarray(u[b]), x)) for b in blocks])[:m]
 
 
 def closed_form(kernel: Any, call: str) -> AbstractClosedForm:

@@ -195,9 +195,12 @@ def mlp(
         activation: a name of `Activation`.
         layer_norm: the hidden layers with a LayerNorm: "none", "first", "last", "every", or numbers counted from 1.
         after_activation: the norm after the activation instead of before it.
-        eps, affine: of the norms.
-        w_std, b_std: of the hidden Dense layers.
-        w_out, b_out: of the last Dense.
+        eps: of the norms.
+        affine: of the norms.
+        w_std: of the hidden Dense layers.
+        b_std: of the hidden Dense layers.
+        w_out: w_std of the last Dense.
+        b_out: b_std of the last Dense.
 
     Raises:
         ValueError: a negative depth, or a layer number out of range.

@@ -79,7 +79,7 @@ def posterior(
     # Equal rows would make K singular; the interpolant on the distinct ones is the one of least norm.
     distinct = copies = np.arange(len(host))
     if noise == 0 and stop_time is None:
-        distinct, copies = inputs.merge_equal_rows(host, labels)
+        distinct, copies = inputs.merge_equal_rows(kernel, host, labels)
     gram, eps = inputs.gram_matrix(kernel, host[distinct])
     if stop_time is None:
         solution = _solver.solve(gram, labels[distinct], noise, eps)
@@ -156,6 +156,13 @@ class Posterior:
         result = self._by_blocks("variance(x)", np.asarray(given, np.float64), self._variance)
         return _to_jax(result, _float_dtype(given)) if isinstance(given, jax.Array) else result.astype(given.dtype)
 
+    def solve(self, b: np.ndarray) -> np.ndarray:
+        """(K + noise I)^-1 b, or the pseudo-inverse where K is singular, for b of shape (n, m); not with `stop_time`."""
+        copies = np.bincount(self._copies)
+        merged = np.zeros((len(copies), b.shape[1]))
+        np.add.at(merged, self._copies, np.asarray(b, np.float64))
+        return (self._solution.solve(merged / copies[:, None]) / copies[:, None])[self._copies]
+
     def log_marginal_likelihood(self) -> float:
         """The log density of the labels under the prior, a sum over the rows and outputs; divide by n for a figure per row.
 
@@ -186,7 +193,7 @@ class Posterior:
 
     @cached_property
     def min_eigenvalue(self) -> MinEigenvalue:
-        """The smallest eigenvalue of K without noise; where K is singular and was solved with noise 0, the smallest non-zero one."""
+        """The smallest eigenvalue of K without noise; where K is singular and noise 0, the smallest non-zero one."""
         solution, counts = self._solution, np.sqrt(np.bincount(self._copies))
         merged = len(self._distinct) < len(self._copies)
         if not self._singular:
@@ -226,7 +233,7 @@ class Posterior:
             "network": self.kernel.network.to_config(),
             "jax": [isinstance(self.x, jax.Array), isinstance(self.y, jax.Array)],
             **{key: getattr(self, key) for key in ("noise", "stop_time", "step_size", "rkhs_norm")},
-            **{key: getattr(self._solution, key) for key in ("rounding", "condition", "factored")},
+            **{key: getattr(self._solution, key) for key in ("eps", "rounding", "condition", "factored")},
         }
         try:
             text = json.dumps({"format": 1, **state})
@@ -285,7 +292,7 @@ class Posterior:
         cross = _wide(self.kernel(rows, x))
         variance = prior - np.square(solution.whiten(cross)).sum(axis=0)
         # A perturbation E of K changes it by w^T E w, |w|^2 = |K^-1 k_x|^2 <= prior / lambda_min.
-        error = -(variance + (4 * len(rows) * _EPS * (1 + solution.condition)) * prior)
+        error = -(variance + (4 * len(rows) * solution.eps * (1 + solution.condition)) * prior)
         if np.any(error > 0):
             row = int(np.argmax(error))
             warnings.warn(
@@ -326,11 +333,11 @@ def load_posterior(path: str | os.PathLike) -> Posterior:
     )
     solution = _solver.Solution(
         **{key: arrays[key] for key in ("square", "diagonal", "alpha", "values", "vectors")},
-        **{key: state[key] for key in ("rounding", "condition", "factored")},
+        **{key: state[key] for key in ("eps", "rounding", "condition", "factored")},
     )
     kernel = _SAVED[state["kernel"]](network_from_config(state["network"]))
-    schedule = (state[key] for key in ("noise", "stop_time", "step_size", "rkhs_norm"))
-    return Posterior(kernel, x, y, *schedule, solution, arrays["distinct"], arrays["copies"])
+    numbers = {key: state[key] for key in ("noise", "stop_time", "step_size", "rkhs_norm")}
+    return Posterior(kernel, x, y, **numbers, _solution=solution, _distinct=arrays["distinct"], _copies=arrays["copies"])
 
 
 def log_marginal_likelihood(kernel: Any, x: Any, y: Any, noise: Any) -> Any:
@@ -369,8 +376,8 @@ def log_marginal_likelihood(kernel: Any, x: Any, y: Any, noise: Any) -> Any:
     y = inputs.check_labels(y, x, call)
     if not is_tracer(noise) and not noise >= 0:
         raise ValueError(f"`{call}` needs noise >= 0. Got {noise}.")
-    if not isinstance(x, jax.Array) and not traced:
-        x = np.asarray(x, np.float64)
+    if not isinstance(x, jax.Array):
+        x = jnp.asarray(x) if traced else x.astype(np.float64)
     with computing(call, x, traced=traced) as given:
         value = _log_density(kernel(given.x1), y, noise)
     if traced:

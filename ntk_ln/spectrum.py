@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.linalg import eigh_tridiagonal
-from scipy.linalg.lapack import dpftrf, dpftrs, dtrttf
+from scipy.linalg.lapack import dpftrf, dpftrs, dtrttf  # pyright: ignore[reportAttributeAccessIssue]
 from scipy.sparse import issparse
 from scipy.sparse.linalg import LinearOperator
 
@@ -23,8 +23,8 @@ class MinEigenvalue(NamedTuple):
     Attributes:
         value: best estimate.
         lower: lower bound of the smallest eigenvalue; certified for matrices, see `min_eigenvalue` for operators.
-        method: how `value` was found: "eigvalsh", "inverse_lanczos", "lanczos", or, in a posterior whose Gram matrix is singular,
-            "eigh_nonzero" (the smallest non-zero eigenvalue).
+        method: how `value` was found: "eigvalsh", "inverse_lanczos" or "lanczos"; from a posterior whose Gram matrix is singular
+            followed by "_nonzero" (the smallest non-zero eigenvalue), "eigh_nonzero" where `lower` is not certified.
     """
 
     value: float
@@ -91,7 +91,7 @@ def of_triangle(upper: np.ndarray, diagonal: np.ndarray, entry_error: float = 0.
         shifted.descend(value, n * _EPS * shifted.trace)
     else:
         value, method = _inverse_lanczos(shifted), "inverse_lanczos"
-    return MinEigenvalue(value * shifted.scale, shifted.lower(), method)
+    return MinEigenvalue(float(value * shifted.scale), float(shifted.lower()), method)
 
 
 class _Shifted:
@@ -130,14 +130,15 @@ class _Shifted:
         self.factor, self.shift = factor, shift
         return True
 
-    def descend(self, below: float, step: float) -> None:
-        """Passes at the first of below - step, below - 8 step, ... that works; never below a shift that passed before."""
-        known = self.shift
+    def descend(self, below: float, step: float) -> bool:
+        """Passes at the first of below - step, below - 8 step, ... that works, or at the last that did; whether at the first."""
+        known, first = self.shift, below - step
         while (shift := below - step) > known:
             if self.passes(shift):
-                return
+                return shift == first
             step *= 8
         self.passes(known)
+        return False
 
     def solve(self, b: np.ndarray) -> np.ndarray:
         return dpftrs(self.n, self.factor, b[:, None], uplo="U")[0][:, 0]
@@ -166,7 +167,8 @@ def _inverse_lanczos(shifted: _Shifted) -> float:
     unit = shifted.n * _EPS * shifted.trace
     if not shifted.passes(0.0):
         shifted.descend(0.0, unit)
-    vector = np.random.default_rng(0).standard_normal(shifted.n)
+    rng = np.random.default_rng(0)
+    vector = rng.standard_normal(shifted.n)
     value = math.inf
     for turn in range(20):
         # The first estimate only has to place the second shift.
@@ -175,7 +177,8 @@ def _inverse_lanczos(shifted: _Shifted) -> float:
         margin = max(5e-7 * abs(value), unit)
         if value - shifted.shift <= 1.01 * margin:
             break
-        shifted.descend(value, max(margin, slack))
+        if not shifted.descend(value, max(margin, slack)):
+            vector = rng.standard_normal(shifted.n)  # the last start may have missed the eigenvector
     return value
 
 
@@ -206,6 +209,7 @@ def _largest(
     basis = np.empty((steps + 1, n))
     basis[0] = start / np.linalg.norm(start)
     alpha, beta = np.empty(steps), np.empty(steps)
+    ritz, vectors, residual, known = np.zeros(1), np.ones((1, 1)), np.inf, basis[:1]
     for j in range(steps):
         known = basis[: j + 1]
         w = apply(basis[j])

@@ -59,13 +59,14 @@ def networks(
 
 
 def datasets(
-    *, max_points: int = 8, max_features: int = 3, features: int | None = None
+    *, max_points: int = 8, max_features: int = 3, points: int | None = None, features: int | None = None
 ) -> st.SearchStrategy[tuple[np.ndarray, np.ndarray]]:
     """Datasets (x, y): distinct rows on a grid of quarters within [-5, 5]^d, targets in [-10, 10], not all zero.
 
     Args:
         max_points: the largest n, >= 1.
         max_features: the largest d, >= 1.
+        points: this n only.
         features: this d only.
 
     >>> x, y = datasets(features=2).example()  # doctest: +SKIP
@@ -75,7 +76,7 @@ def datasets(
 
     def build(d: int) -> st.SearchStrategy[tuple[np.ndarray, np.ndarray]]:
         row = st.tuples(*[st.integers(-20, 20)] * d)
-        rows = st.lists(row, min_size=1, max_size=max_points, unique=True)
+        rows = st.lists(row, min_size=points or 1, max_size=points or max_points, unique=True)
         return rows.flatmap(
             lambda rows: st.tuples(
                 st.just(np.array(rows, dtype=np.float64) / 4),
@@ -109,7 +110,8 @@ def assert_bound_holds(net: Network, x: Any, y: Any, *, noise: float = 0.0, poin
 
     Args:
         net: a network with a norm layer.
-        x, y: training inputs (n, d) and targets (n,) or (n, k).
+        x: training inputs (n, d).
+        y: targets (n,) or (n, k).
         noise: observation noise variance.
         points: where to look, (m, d); by default along both ways of training rows and axes, from |x| = 1e-3 to 1e12.
 

@@ -1,11 +1,12 @@
 """The paper's theorems, checked numerically on a network and a dataset."""
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ntk_ln.bounds import kernel_sup, sup_norm, sup_norm_bound
-from ntk_ln.far_field import far_fields, far_kernel
+from ntk_ln.far_field import homogeneous_kernel
 from ntk_ln.kernels import NTK
 from ntk_ln.network import Network
 from ntk_ln.posterior import Posterior, posterior
@@ -122,7 +123,10 @@ def check_theorem_3_3(net: Network, x: Any, y: Any, *, noise: float = 0.0) -> Th
     and ordered, rkhs <= spectral <= dataset.
 
     Args:
-        net, x, y, noise: as in `check_theorem_3_1`.
+        net: a network.
+        x: training inputs (n, d).
+        y: targets (n,) or (n, k).
+        noise: observation noise variance.
 
     Returns:
         `TheoremCheck`; `applies` as in `check_theorem_3_2`.
@@ -154,7 +158,7 @@ def theorem_3_3(p: Posterior) -> TheoremCheck:
     # The mean and the norm carry the rounding of the solve.
     slack = 1 + 1e-12 + _rounding(p)
     chain = [found.value, bound.rkhs, bound.spectral, bound.dataset]
-    holds = bool(np.isfinite(chain).all()) and all(a <= b * slack for a, b in zip(chain, chain[1:], strict=False))
+    holds = bool(np.isfinite(chain).all()) and all(a <= b * slack for a, b in pairwise(chain))
     evidence = {
         "largest_mean_found": found.value,
         "rkhs": bound.rkhs,
@@ -207,8 +211,9 @@ def _growth(p: Posterior) -> dict[str, Any]:
         return {"grows": False, "reason": "every input is 0"}
     lengths = np.linalg.norm(rows, axis=1)
     directions = rows / lengths[:, None]
-    coefficients = far_fields(p, directions)[0].reshape(len(rows), -1)
-    errors = _coefficient_errors(p, directions)
+    k = homogeneous_kernel(p, directions, np.zeros(len(rows)))
+    coefficients = k @ np.asarray(p.alpha, np.float64).reshape(len(x), -1)
+    errors = _coefficient_errors(p, k)
     ratio = np.abs(coefficients) / errors
     i, k = np.unravel_index(np.argmax(ratio), ratio.shape)
     # The next term is smaller by c1/(c0 r): from 1e4 to 1e7 times the largest input it bends the fit by less than 1e-4.
@@ -228,15 +233,14 @@ def _growth(p: Posterior) -> dict[str, Any]:
     }
 
 
-def _coefficient_errors(p: Posterior, directions: np.ndarray) -> np.ndarray:
-    """Bounds of the rounding errors of c0 along the directions, (m, k).
+def _coefficient_errors(p: Posterior, k: np.ndarray) -> np.ndarray:
+    """Bounds of the rounding errors of c0 = k alpha for far-field kernels k (m, n): (m, outputs).
 
-    c0 = k^T K^-1 y. A relative error delta of every kernel value (in units of sqrt(k_ii k_jj)) moves it by at most
+    c0 = k^T K^-1 y: a relative error delta of every kernel value (in units of sqrt(k_ii k_jj)) moves it by at most
     delta (|beta|^T s + s_v) |alpha|^T s, with beta = K^-1 k the weights of the labels and s = sqrt(diag K).
     """
     gram = np.asarray(p.gram, dtype=np.float64)
     scale = np.sqrt(np.diag(gram))
-    k = far_kernel(p, directions)
     alpha = np.abs(np.asarray(p.alpha, dtype=np.float64)).reshape(len(scale), -1)
     beta = np.abs(p.solve(k.T))
     delta = len(scale) * np.finfo(np.float64).eps + 1e-13

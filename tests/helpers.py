@@ -14,13 +14,15 @@ REFERENCE = Path(__file__).parent / "reference"
 QUADRATURE = ("tanh", "silu", "softplus", "elu")
 
 
-def assert_accurate(got: Any, want: Any, *, scale: Any, tol: float, what: str | Sequence[str]) -> float:
+def assert_accurate(got: Any, want: Any, *, scale: Any, tol: Any, what: str | Sequence[str]) -> float:
     """Asserts |got - want| <= tol * scale at every point, and shows the worst one where that fails.
+
+    The worst is the one furthest past its own tolerance.
 
     Args:
         got, want: arrays of one shape, or numbers.
         scale: what errors are relative to, broadcast against `want`; where it is 0, `got` must be exact.
-        tol: the largest error allowed, as a share of `scale`.
+        tol: the largest error allowed, as a share of `scale`; one number, or one for every point.
         what: what is compared, or one label for every point.
 
     Returns:
@@ -30,23 +32,28 @@ def assert_accurate(got: Any, want: Any, *, scale: Any, tol: float, what: str | 
     assert got.shape == want.shape, f"{what}: got shape {got.shape}, wanted {want.shape}"
     if not want.size:
         return 0.0
-    scale = np.broadcast_to(np.asarray(scale, np.float64), want.shape)
-    assert (scale >= 0).all(), f"{what}: a scale is negative or not a number"
+    scale, tol = (np.broadcast_to(np.asarray(v, np.float64), want.shape) for v in (scale, tol))
+    assert (scale >= 0).all() and (tol > 0).all(), f"{what}: a scale or tolerance is negative or not a number"
     off = np.where(got == want, 0, np.abs(got - want))
     with np.errstate(divide="ignore", invalid="ignore"):
         error = np.where(off == 0, 0, off / scale)
     error = np.where(np.isnan(error), np.inf, error)  # NaN, or infinity where a number is wanted
-    worst = np.unravel_index(np.argmax(error), error.shape)
+    worst = np.unravel_index(np.argmax(error / tol), error.shape)
     label = what if isinstance(what, str) else np.reshape(np.asarray(what, object), want.shape)[worst]
-    assert error[worst] <= tol, (
+    assert error[worst] <= tol[worst], (
         f"{label}: worst of {want.size} points at {tuple(map(int, worst))}: got {got[worst]!r}, wanted {want[worst]!r}, "
-        f"error {error[worst]:.2e} of scale {scale[worst]:.3e} = {error[worst] / tol:.1f} x the tolerance {tol:.0e}"
+        f"error {error[worst]:.2e} of scale {scale[worst]:.3e} = {error[worst] / tol[worst]:.3g} x the tolerance "
+        f"{tol[worst]:.1e}"
     )
-    return float(error[worst])
+    return float(error.max())
 
 
 class KernelCase(NamedTuple):
-    """One pair of inputs; the scales are sqrt(k(x, x) k(x', x'))."""
+    """One pair of inputs.
+
+    The scales are sqrt(k(x, x) k(x', x')); the conditions say how far a kernel moves, in units of its scale, when the inputs
+    move by a relative 1.
+    """
 
     id: str
     network: list[dict[str, Any]]
@@ -56,6 +63,8 @@ class KernelCase(NamedTuple):
     ntk: float
     nngp_scale: float
     ntk_scale: float
+    nngp_condition: float
+    ntk_condition: float
 
 
 class FarFieldCase(NamedTuple):

@@ -105,7 +105,8 @@ def _root(a, b):
 def _sides_apart(a1, b1, a2, b2, p, d0):
     """Half E[w^2 (Phi(w F/e) - Phi(w F'/e'))^2], w ~ N(0, 1): 0 for equal sides, to rounding relative to |a - a'|."""
     asins = arcsine.asin_gap_over_p(a1, b1, a2, b2, d0) + arcsine.asin_gap_over_p(a2, b2, a1, b1, d0)
-    root0, root1, root2 = sqrt(d0), b1 * jnp.sqrt(1 + a1 * a1), b2 * jnp.sqrt(1 + a2 * a2)
+    w1, w2 = jnp.sqrt(1 + a1 * a1), jnp.sqrt(1 + a2 * a2)
+    root0, root1, root2 = sqrt(d0), b1 * w1, b2 * w2
     beta, gap = b1 * b1 + b2 * b2, arcsine.square_gap(a1, b1, a2, b2)
 
     # What is left is H(a, a) + H(a', a') - 2 H(a, a') for H(a, a') = p beta / sqrt(1 - p^2).
@@ -115,7 +116,7 @@ def _sides_apart(a1, b1, a2, b2, p, d0):
         return divide(2 * b * b - a_other * (a1 + a2), root) + divide(bend, root * root0 * (root + root0))
 
     near = divide(gap, a1 + a2) * (a1 * slope(a1, b1, root1, a2) - a2 * slope(a2, b2, root2, a1))
-    far = 2 * (divide((a1 * b1) ** 2, root1) + divide((a2 * b2) ** 2, root2) - divide(p * beta, root0))
+    far = 2 * (a1 * a1 * b1 / w1 + a2 * a2 * b2 / w2 - divide(p * beta, root0))
     close = jnp.abs(gap) < 0.5 * jnp.minimum(b1, b2) ** 2
     return (asins * p + jnp.where(close, near, far)) / (4 * pi)
 

@@ -64,9 +64,7 @@ class EmpiricalNTK(AbstractKernel):
     apply_fn: Callable[[Any, Any], Any] | None = eqx.field(static=True)
     output: Literal["trace", "full"] = eqx.field(static=True)
 
-    def __init__(
-        self, network: Network | Callable[[Any, Any], Any], params: Any, *, output: Literal["trace", "full"] = "trace"
-    ):
+    def __init__(self, network: Network | Callable[[Any, Any], Any], params: Any, *, output: Literal["trace", "full"] = "trace"):
         is_network = isinstance(network, Network)
         if not is_network and (not callable(network) or isinstance(network, AbstractKernel)):
             raise TypeError(
@@ -130,7 +128,8 @@ class EmpiricalNTK(AbstractKernel):
     def _check_input(self, x: Any, call: str, name: str) -> None:
         if self.network is None:
             return
-        features = self.params[0]["w"].shape[0]
+        first = next(i for i, layer in enumerate(self.network.layers) if isinstance(layer, Dense))
+        features = self.params[first]["w"].shape[0]
         if x.shape[1] != features:
             raise ValueError(f"`{call}` needs `{name}` of shape (n, {features}), as the parameters have it. Got shape {x.shape}.")
         if is_tracer(x) or any(is_tracer(leaf) for leaf in jax.tree.leaves(self.network)):
@@ -161,15 +160,15 @@ def _check_fits(network: Network, params: Any) -> None:
     if not isinstance(params, Sequence) or len(params) != len(layers):
         got = f"{len(params)} entries" if isinstance(params, Sequence) else type(params).__name__
         raise ValueError(f"`EmpiricalNTK(net, params)` needs one entry a layer, {len(layers)}, as `net.init` gives. Got {got}.")
-    shape_of = partial(jax.tree.map, jnp.shape)
-    n_in, key = None, jax.random.key(0)
+    shape_of = partial(jax.tree.map, np.shape)
+    n_in: Any = None
     for position, (layer, given) in enumerate(zip(layers, params, strict=True)):
         n_out = n_in
         if isinstance(layer, Dense):
-            weights = jnp.shape(given["w"]) if isinstance(given, dict) and "w" in given else ()
+            weights = np.shape(given["w"]) if isinstance(given, dict) and "w" in given else ()
             rows, n_out = weights if len(weights) == 2 else (1, 1)
             n_in = rows if n_in is None else n_in
-        wanted = shape_of(jax.eval_shape(lambda layer=layer, n=(n_in, n_out): layer.init(key, *n, jnp.float32)))
+        wanted = shape_of(jax.eval_shape(partial(layer.init, n_in=n_in, n_out=n_out, dtype=jnp.float32), jax.random.key(0)))
         if shape_of(given) != wanted:
             raise ValueError(
                 f"`EmpiricalNTK(net, params)` needs parameters of the shapes {wanted} for layer {position}, {layer!r}. "
@@ -274,7 +273,7 @@ def _layerwise_pair(network: Network, params: Any, x1: Any, x2: Any, output: str
     nngp = _tiled(tile, len(one.outputs), len(two.outputs), TILE, same=one is two)
     nngp = _mirrored(nngp) if one is two else nngp
     if output == "full":
-        nngp = nngp[:, :, None, None] * jnp.eye(one.outputs.shape[1], dtype=nngp.dtype)
+        nngp = nngp[:, :, None, None] * jnp.eye(one.outputs.shape[1], dtype=nngp.dtype)[None, None]
     return KernelPair(nngp, _ntk(network, params, one, two, output))
 
 
@@ -377,9 +376,9 @@ def _starts(n: int, most: int) -> tuple[Any, int]:
 
 def _mirrored(gram: Any) -> Any:
     """The lower triangle of (n, n) or (n, n, k, k), mirrored: exactly symmetric."""
-    # Two triangles of one fused computation may be rounded differently; the barrier keeps it to one.
-    gram = jax.lax.optimization_barrier(gram)
-    full = gram.reshape(*gram.shape[:2], *(gram.shape[2:] or (1, 1)))
-    order = jnp.arange(full.shape[0] * full.shape[2]).reshape(full.shape[0], full.shape[2])
-    lower = order[:, None, :, None] >= order[None, :, None, :]
-    return jnp.where(lower, full, full.transpose(1, 0, 3, 2)).reshape(gram.shape)
+    if gram.ndim == 4:
+        n, _, k, _ = gram.shape
+        rows = _mirrored(gram.transpose(0, 2, 1, 3).reshape(n * k, n * k))
+        return rows.reshape(n, k, n, k).transpose(0, 2, 1, 3)
+    # A sum with zeros, which is exact. A select between `gram` and its transpose would take XLA's CPU compiler minutes.
+    return jnp.tril(gram) + jnp.tril(gram, -1).T

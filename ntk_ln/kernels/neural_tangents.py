@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 
 from ntk_ln._dtype import computing, is_tracer
 from ntk_ln.activations import Erf, Gelu, Homogeneous
@@ -32,9 +33,9 @@ class NeuralTangentsKernel(AbstractKernel):
         TypeError: neither a network nor a kernel_fn.
         ValueError: another `get`; and as `NTK` when called.
 
-    Accuracy: neural-tangents', 1e-10 in float64 between inputs well apart and rounding on the diagonal of k(x), but 1e-8 between
-    near-duplicates, in k(x, copy of x) included; huge inputs (|x| from 1e77, float32: 1e10) overflow there, mostly without a
-    word. A zero input is NaN where a norm layer makes 0/0 of it (tests/kernels/test_neural_tangents.py).
+    Accuracy: neural-tangents' own. float64: rounding on the diagonal of k(x), 1e-10 between inputs well apart, but 1e-8 between
+    near-duplicates, k(x, copy of x) included. From |x| = 1e77 (float32: 1e10) its products overflow, to NaN or, after a
+    LayerNorm, to wrong numbers. A zero input is NaN where a norm layer makes 0/0 of it (tests/kernels/test_neural_tangents.py).
 
     References:
         Novak et al. (2020), "Neural Tangents: fast and easy infinite neural networks in Python".
@@ -43,8 +44,8 @@ class NeuralTangentsKernel(AbstractKernel):
     >>> from ntk_ln import Activation, Dense, Network
     >>> net = Network(Dense(w_std=2**0.5), Activation("relu"), Dense(w_std=2**0.5))
     >>> NeuralTangentsKernel(net)(np.array([[1.0, 0.0], [1.0, 1.0]])).round(6)
-    array([[1.      , 1.06831 ],
-           [1.06831 , 2.      ]])
+    array([[2.     , 1.81831],
+           [1.81831, 4.     ]])
     """
 
     network: Network | None
@@ -65,29 +66,39 @@ class NeuralTangentsKernel(AbstractKernel):
         self._function()  # what neural-tangents does not have is refused here, not at the first call
 
     def __call__(self, x1: Any, x2: Any = None) -> Any:
-        return self._compute("NeuralTangentsKernel(network)(x1, x2)", self.get, x1, x2)
+        return self._compute("NeuralTangentsKernel(network)(x1, x2)", (self.get,), x1, x2)[0]
 
     def pair(self, x1: Any, x2: Any = None) -> KernelPair:
-        return self._compute("NeuralTangentsKernel(network).pair(x1, x2)", ("nngp", "ntk"), x1, x2)
+        return KernelPair(*self._compute("NeuralTangentsKernel(network).pair(x1, x2)", ("nngp", "ntk"), x1, x2))
 
     def diag(self, x: Any) -> Any:
-        function = self._function()
-
-        def of_row(row):
-            return function(row[None, :], None, self.get)[0, 0]
-
         with self._computing("NeuralTangentsKernel(network).diag(x)", x) as inputs:
-            values = jax.vmap(of_row)(inputs.x1) if len(inputs.x1) else inputs.x1[:, 0]
-            return inputs.give_back(values.astype(inputs.x1.dtype))
+            return inputs.give_back(self._diagonals((self.get,), inputs.x1)[0])
 
-    def _compute(self, call: str, get: Any, x1: Any, x2: Any) -> Any:
-        # Only without x2 does neural-tangents know that the diagonal pairs each input with itself.
+    def _compute(self, call: str, names: tuple[str, ...], x1: Any, x2: Any) -> list[Any]:
         x2 = None if x2 is x1 else x2
         with self._computing(call, x1, x2) as inputs:
-            found = self._function()(inputs.x1, inputs.x2, get)
-            if not isinstance(get, str):
-                found = KernelPair(found.nngp, found.ntk)
-            return inputs.give_back(jax.tree.map(lambda k: k.astype(inputs.x1.dtype), found))
+            kernels = self._kernels(names, inputs.x1, inputs.x2)
+            if inputs.x2 is None and len(inputs.x1):
+                diagonals = self._diagonals(names, inputs.x1)
+                kernels = [jnp.fill_diagonal(k, d, inplace=False) for k, d in zip(kernels, diagonals, strict=True)]
+            return inputs.give_back(kernels)
+
+    def _kernels(self, names: tuple[str, ...], x1: Any, x2: Any) -> list[Any]:
+        found = self._function()(x1, x2, names)
+        return [getattr(found, name).astype(x1.dtype) for name in names]
+
+    def _diagonals(self, names: tuple[str, ...], x: Any) -> list[Any]:
+        """Each row with itself, in O(n).
+
+        neural-tangents takes angles from |x|^2 and x.x, which a matrix product rounds differently: 1e-8 even without x2. Row by
+        row the two round alike.
+        """
+
+        def of_row(row):
+            return [k[0, 0] for k in self._kernels(names, row[None, :], None)]
+
+        return jax.vmap(of_row)(x) if len(x) else [x[:, 0] for _ in names]
 
     @contextmanager
     def _computing(self, call: str, x1: Any, x2: Any = None) -> Iterator[Any]:

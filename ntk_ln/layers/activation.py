@@ -39,7 +39,7 @@ class Activation(AbstractLayer):
             self.fn = fn
         else:
             raise TypeError(
-                f"`Activation(fn, **params)` needs a name, or an AbstractActivation without further parameters. Got {fn!r}, {params}."
+                f"`Activation(fn, **params)` needs a name, or an AbstractActivation and no parameters. Got {fn!r}, {params}."
             )
 
     def __repr__(self) -> str:

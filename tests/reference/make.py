@@ -351,17 +351,31 @@ def text(value: mpf) -> str:
     return mp.nstr(value, PRINTED)
 
 
+NUDGE = mpf(10) ** -30
+
+
 def kernel_values(case: Case) -> Case:
-    network = case["network"]
-    value = kernel(network, case["x1"], case["x2"])
-    left, right = (cached_diagonal(json.dumps(network), tuple(case[x])) for x in ("x1", "x2"))
-    return {
-        "nngp": text(value.nngp),
-        "ntk": text(value.ntk),
-        # what errors are measured against: sqrt(k(x, x) k(x', x'))
-        "nngp_scale": text(mp.sqrt(left.nngp) * mp.sqrt(right.nngp)),
-        "ntk_scale": text(mp.sqrt(left.ntk) * mp.sqrt(right.ntk)),
-    }
+    """Both kernels; their scales sqrt(k(x, x) k(x', x')), which errors are measured against; and how far the
+    kernels move, in units of their scale, when the inputs move by a relative 1: no method knows them better than
+    that times the rounding of the inputs.
+    """
+    network, x1, x2 = case["network"], case["x1"], case["x2"]
+    value = kernel(network, x1, x2)
+    left, right = (cached_diagonal(json.dumps(network), tuple(x)) for x in (x1, x2))
+    against = 1 if x1 == x2 else -1  # equal inputs stay equal
+    moved = kernel(
+        network,
+        [v * (1 + (-1) ** i * NUDGE) for i, v in enumerate(x1)],
+        [v * (1 + against * (-1) ** i * NUDGE) for i, v in enumerate(x2)],
+    )
+    values = {}
+    for name in ("nngp", "ntk"):
+        scale = mp.sqrt(getattr(left, name)) * mp.sqrt(getattr(right, name))
+        change = abs(getattr(moved, name) - getattr(value, name))
+        values[name] = text(getattr(value, name))
+        values[f"{name}_scale"] = text(scale)
+        values[f"{name}_condition"] = float(mp.nstr(change / (NUDGE * scale), 3)) if scale else 0.0
+    return values
 
 
 FAR = mpf(10) ** 60  # far enough that what is left of the next term is below the printed digits
