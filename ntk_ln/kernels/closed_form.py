@@ -106,8 +106,8 @@ class NTK(AbstractClosedForm):
     >>> from ntk_ln import Activation, Dense, Network
     >>> net = Network(Dense(w_std=2**0.5), Activation("relu"), Dense(w_std=2**0.5))
     >>> NTK(net)(np.array([[1.0, 0.0], [1.0, 1.0]])).round(6)
-    array([[1.      , 1.06831 ],
-           [1.06831 , 2.      ]])
+    array([[2.     , 1.81831],
+           [1.81831, 4.     ]])
     """
 
     @staticmethod
