@@ -1,11 +1,12 @@
 """Analytic neural tangent kernels with and without LayerNorm, and what their predictions do far from the data."""
 
+from ntk_ln._marginal_likelihood import log_marginal_likelihood
 from ntk_ln.bounds import KernelSup, SupNorm, SupNormBound, kernel_sup, sup_norm, sup_norm_bound
 from ntk_ln.far_field import FarField, far_field
 from ntk_ln.kernels import NNGP, NTK, AbstractKernel, EmpiricalNTK, KernelPair, NeuralTangentsKernel
 from ntk_ln.layers import AbstractLayer, Activation, Dense, LayerNorm
 from ntk_ln.network import Network, mlp, network_from_config, paper_mlp
-from ntk_ln.posterior import Posterior, load_posterior, log_marginal_likelihood, posterior
+from ntk_ln.posterior import Posterior, load_posterior, posterior
 from ntk_ln.spectrum import MinEigenvalue, min_eigenvalue
 from ntk_ln.theorems import TheoremCheck, check_theorem_3_1, check_theorem_3_2, check_theorem_3_3
 

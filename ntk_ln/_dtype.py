@@ -1,18 +1,26 @@
 """What comes in goes out: validation of inputs and the scoped precision they are computed in."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import reduce
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 if hasattr(jax, "enable_x64"):
-    enable_x64 = jax.enable_x64
+    _enable_x64: Any = jax.enable_x64
 else:  # before JAX 0.8
-    from jax.experimental import enable_x64  # type: ignore[no-redef]
+    from jax import experimental
+
+    _enable_x64: Any = experimental.enable_x64
+
+
+def enable_x64(on: bool) -> AbstractContextManager[Any]:
+    """JAX's scoped switch to float64, wherever this JAX keeps it."""
+    return _enable_x64(on)
 
 
 class Inputs(NamedTuple):
@@ -30,7 +38,7 @@ class Inputs(NamedTuple):
 
 
 def is_tracer(value: Any) -> bool:
-    return isinstance(value, jax.core.Tracer)
+    return isinstance(value, Tracer)
 
 
 def check_rows(x: Any, call: str, name: str = "x") -> Any:

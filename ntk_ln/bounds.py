@@ -77,7 +77,7 @@ def kernel_sup(kernel: AbstractClosedForm) -> KernelSup:
     best = max(float(ends.max()), float(values.max()))
     for i in np.flatnonzero((values[1:-1] >= values[:-2]) & (values[1:-1] >= values[2:])) + 1:
         if values[i] > best * (1 - 1e-3):
-            found = scipy.optimize.minimize_scalar(
+            found: Any = scipy.optimize.minimize_scalar(
                 lambda t: -_diagonal(kernel, np.array([10.0**t]))[0],
                 bounds=(grid[i - 1], grid[i + 1]),
                 method="bounded",

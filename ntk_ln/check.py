@@ -10,7 +10,6 @@ import jax
 import numpy as np
 
 import ntk_ln as nl
-from ntk_ln._dtype import enable_x64
 from ntk_ln.data import Dataset
 from ntk_ln.theorems import theorem_3_1, theorem_3_3
 
@@ -26,9 +25,8 @@ Fitted = dict[str, tuple[nl.Network, nl.Posterior]]
 
 @dataclass(frozen=True)
 class Ray:
-    """A line `origin + t * direction` through the data and where it is sampled."""
+    """The line `t * direction` and the positions t where it is sampled."""
 
-    origin: np.ndarray
     direction: np.ndarray
     rows: np.ndarray  # t of each training row (its projection where d > 1)
     extent: float  # the largest |t| of a row
@@ -40,7 +38,7 @@ class Ray:
 
     def points(self, t: np.ndarray) -> np.ndarray:
         """Inputs (m, d) at the positions `t` (m,)."""
-        return self.origin + t[:, None] * self.direction
+        return t[:, None] * self.direction
 
 
 @dataclass(frozen=True)
@@ -55,11 +53,17 @@ class Curves:
 
 @dataclass(frozen=True)
 class FarLine:
-    """The leading term of the mean along one direction: coefficient * r ** power."""
+    """The mean at distance r along one direction: r^power (coefficient + correction r^-correction_power + ...)."""
 
     direction: np.ndarray
     power: float
     coefficient: float
+    correction: float
+    correction_power: float
+
+    def predict(self, r: np.ndarray) -> np.ndarray:
+        """The two leading terms at distances `r`."""
+        return r**self.power * (self.coefficient + self.correction / r**self.correction_power)
 
 
 @dataclass(frozen=True)
@@ -145,13 +149,13 @@ def check(data: Dataset, fitted: Fitted, noise: float = 0.0, on_step: Callable[[
         on_step: called with a few words before each of the `STEPS` steps.
     """
     ray = make_ray(data.x)
-    networks = tuple(_check_network(name, *pair, data.x, ray, on_step) for name, pair in fitted.items())
+    plain, normed = (_check_network(name, *pair, data.x, ray, on_step) for name, pair in fitted.items())
     on_step("theorems")
     theorems = []
     for name, (network, p) in fitted.items():
         checks = (theorem_3_1(p), nl.check_theorem_3_2(network), theorem_3_3(p))
         theorems += [(name, found) for found in checks if found.applies]
-    return CheckResult(data, noise, ray, networks, tuple(theorems))
+    return CheckResult(data, noise, ray, (plain, normed), tuple(theorems))
 
 
 def _check_network(
@@ -168,7 +172,7 @@ def _check_network(
     curves = Curves(
         near=means[: len(ray.near)],
         far=means[len(ray.near) :],
-        diagonal=p.kernel.diag(ray.radii[:, None] * ray.direction),
+        diagonal=p.kernel.diag(ray.points(ray.radii)),
         gram=p.kernel(ray.points(ray.grid)),
     )
     gram = np.asarray(p.gram)
@@ -182,23 +186,23 @@ def _check_network(
 
 
 def make_ray(x: np.ndarray) -> Ray:
-    """The line the figures follow: the axis itself for one feature, else from the mean row towards the row farthest from it."""
+    """The line the figures follow: the axis itself for one feature, else from the origin through the row farthest from the mean."""
     d = x.shape[1]
-    origin, direction = np.zeros(d), np.ones(d) / np.sqrt(d)
-    if d > 1:
-        origin = x.mean(axis=0)
-        distance = np.linalg.norm(x - origin, axis=1)
-        if distance.max() > 0:
-            direction = (x - origin)[distance.argmax()] / distance.max()
-    rows = (x - origin) @ direction
+    direction = np.ones(d) / np.sqrt(d)
+    size = float(np.abs(x).max()) or 1.0  # the squares of the raw values may overflow
+    unit = x / size
+    if d > 1 and x.any():
+        distance = np.linalg.norm(unit - unit.mean(axis=0), axis=1)
+        row = unit[np.where(x.any(axis=1), distance, -1.0).argmax()]
+        direction = row / np.linalg.norm(row)
+    rows = x @ direction
     extent = float(np.abs(rows).max()) or 1.0
     middle, span = (rows.min() + rows.max()) / 2, float(np.ptp(rows)) or extent
     end = 10.0 ** (np.floor(np.log10(extent)) + 4)
     side = np.geomspace(extent, end, 150)
     # Even counts below: they step over x = 0, where a norm layer without a bias before it is 0/0.
-    reach = float(np.linalg.norm(x, axis=1).max()) or 1.0
+    reach = size * float(np.linalg.norm(unit, axis=1).max()) or 1.0
     return Ray(
-        origin=origin,
         direction=direction,
         rows=rows,
         extent=extent,
@@ -221,7 +225,10 @@ def _far_lines(p: nl.Posterior, x: np.ndarray, direction: np.ndarray) -> tuple[F
             break
         directions.append(units[nearest.argmin()])
     found = [nl.far_field(p, v) for v in directions]
-    return tuple(FarLine(v, float(f.power), float(f.coefficient)) for v, f in zip(directions, found, strict=True))
+    return tuple(
+        FarLine(v, float(f.power), float(f.coefficient), float(f.correction), float(f.correction_power))
+        for v, f in zip(directions, found, strict=True)
+    )
 
 
 def _spread(n: int, most: int) -> np.ndarray:
@@ -232,24 +239,13 @@ def _spread(n: int, most: int) -> np.ndarray:
 def _width_errors(network: nl.Network, x: np.ndarray, exact: np.ndarray) -> tuple[WidthError, ...]:
     errors = []
     for width in WIDTHS:
-        relative = np.linalg.norm(_empirical(network, x, width) - exact, axis=(1, 2)) / np.linalg.norm(exact)
+        relative = []
+        for seed in range(SEEDS):
+            # Outside jit: what JAX compiles to draw the parameters serves both networks and all seeds.
+            params = network.init(jax.random.key(seed), in_features=x.shape[1], width=width)
+            relative.append(np.linalg.norm(nl.EmpiricalNTK(network, params)(x) - exact) / np.linalg.norm(exact))
         errors.append(WidthError(width, float(np.mean(relative)), float(np.std(relative, ddof=1) / np.sqrt(SEEDS))))
     return tuple(errors)
-
-
-def _empirical(network: nl.Network, x: np.ndarray, width: int) -> np.ndarray:
-    """The kernels (SEEDS, n, n) of finite networks. One compilation: initialisation and kernel together, seed after seed."""
-
-    @jax.jit
-    def grams(keys, rows):
-        def gram(key):
-            params = network.init(key, in_features=x.shape[1], width=width, dtype=rows.dtype)
-            return nl.EmpiricalNTK(network, params)(rows)
-
-        return jax.lax.map(gram, keys)
-
-    with enable_x64(True):
-        return np.asarray(grams(jax.random.split(jax.random.key(0), SEEDS), x))
 
 
 def _peer_difference(network: nl.Network, x: np.ndarray, ours: np.ndarray) -> float | None:

@@ -211,8 +211,8 @@ def _far_mean(axis: Axes, result: CheckResult, network: NetworkCheck) -> None:
             axis.axhline(sign * network.bounds.rkhs, color=colour, lw=1, zorder=1)
     axis.plot(ray.far, network.curves.far, color=colour, zorder=3)
     for sign, side in zip((1, -1), network.far_field[:2], strict=False):
-        r = np.geomspace(3 * ray.extent, ray.far[-1], 60)
-        axis.plot(sign * r, side.coefficient * r**side.power, color=INK, lw=1.2, ls=(0, (4, 3)), zorder=4)
+        r = np.geomspace(2 * ray.extent, ray.far[-1], 60)
+        axis.plot(sign * r, side.predict(r), color=INK, lw=1.2, ls=(0, (4, 3)), zorder=4)
 
 
 def _far_axes(axis: Axes, result: CheckResult) -> None:
@@ -220,7 +220,7 @@ def _far_axes(axis: Axes, result: CheckResult) -> None:
     reach = ray.far[-1]
     axis.set_xscale("asinh", linear_width=ray.extent / 2)
     axis.set_xlim(-reach, reach)
-    axis.xaxis.set_major_locator(FixedLocator(_symmetric_ticks(ray.extent, reach)))
+    axis.xaxis.set_major_locator(FixedLocator(_symmetric_ticks(ray.extent, reach, 2)))
     axis.xaxis.set_minor_locator(NullLocator())
     axis.xaxis.set_major_formatter(FuncFormatter(_power_of_ten))
     linear = float(np.max(np.abs(result.data.y))) or 1.0
@@ -229,7 +229,7 @@ def _far_axes(axis: Axes, result: CheckResult) -> None:
     limit = max(1.6 * linear, 2.5 * max(shown))
     axis.set_yscale("asinh", linear_width=linear / 2)
     axis.set_ylim(-limit, limit)
-    axis.yaxis.set_major_locator(FixedLocator(_symmetric_ticks(linear, limit)))
+    axis.yaxis.set_major_locator(FixedLocator(_symmetric_ticks(linear, limit, 3)))
     axis.yaxis.set_minor_locator(NullLocator())
     axis.yaxis.set_major_formatter(FuncFormatter(_power_of_ten))
 
@@ -253,15 +253,17 @@ def _label_far_line(axis: Axes, result: CheckResult, network: NetworkCheck) -> N
     """Name the predicted far field on the right, on the side the curve leaves free."""
     side = network.far_field[0]
     r = result.ray.extent * (result.ray.far[-1] / result.ray.extent) ** 0.45
-    falls = side.coefficient < 0
-    above = falls if side.power else not falls
-    text = f"{_number(side.coefficient)}{_times_power(side.power)}"
+    number = _number(side.coefficient)
+    if side.power == 0:
+        text, place, above, left = f"predicted limit {number}", result.ray.far[-1], side.coefficient > 0, False
+    else:
+        text, place, above, left = f"predicted\n{number}{_times_power(side.power)}", r, side.coefficient < 0, True
     axis.annotate(
-        f"predicted\n{text}" if side.power else f"predicted limit {text}",
-        (r if side.power else result.ray.far[-1], side.coefficient * r**side.power),
-        (8 if side.power else -2, 5 if above else -5),
+        text,
+        (place, side.predict(place)),
+        (8 if left else -2, 5 if above else -5),
         textcoords="offset points",
-        ha="left" if side.power else "right",
+        ha="left" if left else "right",
         va="bottom" if above else "top",
         color=INK,
         fontsize=9.5,
@@ -343,10 +345,10 @@ def _decades(axis: Axis, low: float, high: float) -> None:
     axis.set_minor_locator(NullLocator())
 
 
-def _symmetric_ticks(linear: float, limit: float) -> list[float]:
+def _symmetric_ticks(linear: float, limit: float, most: int) -> list[float]:
     first, last = int(np.ceil(np.log10(linear) + 0.3)), int(np.floor(np.log10(limit) + 1e-9))
-    exponents = np.arange(first, last + 1)
-    kept = 10.0 ** exponents[:: -max(1, int(np.ceil(len(exponents) / 3)))]
+    exponents = np.arange(min(first, last), last + 1)
+    kept = 10.0 ** exponents[:: -max(1, int(np.ceil(len(exponents) / most)))]
     return [*-kept, 0.0, *kept[::-1]]
 
 

@@ -167,23 +167,24 @@ def fate(network: NetworkCheck) -> str:
 
 def rows(result: CheckResult) -> list[tuple[str, list[str]]]:
     """The table both the page and the terminal show: (label, one text a network)."""
-    plain = result.networks
+    networks = result.networks
     lines = [
-        ("smallest eigenvalue of K", [_number(n.min_eigenvalue.value) for n in plain]),
-        ("  certified lower bound", [_number(n.min_eigenvalue.lower) for n in plain]),
-        ("C = sup Theta(x, x)", [_number(n.kernel_sup.value) for n in plain]),
-        ("largest |mean| found", [_number(n.sup_norm.value) for n in plain]),
-        ("  at", [_place(n.sup_norm) for n in plain]),
-        ("bound: sqrt(C) |f|_H", [_number(n.bounds.rkhs) for n in plain]),
-        ("bound: spectral", [_number(n.bounds.spectral) for n in plain]),
-        ("bound: dataset", [_number(n.bounds.dataset) for n in plain]),
+        ("smallest eigenvalue of K", [_number(n.min_eigenvalue.value) for n in networks]),
+        ("  certified lower bound", [_number(n.min_eigenvalue.lower) for n in networks]),
+        ("  with the noise", [_number(n.bounds.effective_eigenvalue) for n in networks]),
+        ("C = sup Theta(x, x)", [_number(n.kernel_sup.value) for n in networks]),
+        ("largest |mean| found", [_number(n.sup_norm.value) for n in networks]),
+        ("  at", [_place(n.sup_norm) for n in networks]),
+        ("bound: sqrt(C) |f|_H", [_number(n.bounds.rkhs) for n in networks]),
+        ("bound: spectral", [_number(n.bounds.spectral) for n in networks]),
+        ("bound: dataset", [_number(n.bounds.dataset) for n in networks]),
     ]
     ends = ("+x", "-x") if result.data.x.shape[1] == 1 else ("one end of the line", "the other end")
     for i, end in enumerate(ends):
-        lines.append((f"far field, {end}", [_far(n.far_field[i]) for n in plain]))
-    for width in (e.width for e in plain[0].empirical):
-        lines.append((f"empirical NTK, width {width}", [_width(n, width) for n in plain]))
-    lines.append(("neural-tangents, max difference", [_number(n.neural_tangents, none="not computed") for n in plain]))
+        lines.append((f"far field, {end}", [_far(n.far_field[i]) for n in networks]))
+    for width in (e.width for e in networks[0].empirical):
+        lines.append((f"empirical NTK, width {width}", [_width(n, width) for n in networks]))
+    lines.append(("neural-tangents, max difference", [_number(n.neural_tangents, none="not computed") for n in networks]))
     return lines
 
 
@@ -232,9 +233,11 @@ table { border-collapse: collapse; width: 100%; font-size: .93rem; }
 th, td { text-align: right; padding: 7px 12px; border-bottom: 1px solid var(--line); font-variant-numeric: tabular-nums; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; } td.sub { color: var(--grey); }
 details { border-bottom: 1px solid var(--line); padding: 12px 0; }
-summary { cursor: pointer; } summary i { font-style: normal; font-weight: 700; display: inline-block; width: 4.4em; }
+summary { cursor: pointer; padding-left: 5.6em; text-indent: -5.6em; } summary i { font-style: normal; font-weight: 700; display: inline-block; width: 4.4em; text-indent: 0; }
 i.holds { color: #187a4c; } i.fails { color: var(--plain); }
-details td:last-child { overflow-wrap: anywhere; }
+details table { margin: 8px 0 0 1.2em; width: calc(100% - 1.2em); }
+details td { text-align: left; }
+details td:last-child { width: 70%; overflow-wrap: anywhere; }
 pre { background: var(--soft); border-radius: 4px; padding: 14px 18px; overflow-x: auto; font-size: .82rem; line-height: 1.45; }
 footer { margin-top: 52px; color: var(--grey); font-size: .85rem; }
 """
@@ -310,7 +313,7 @@ def _theorem(network: str, check: nl.TheoremCheck) -> str:
         for key, value in check.evidence.items()
     )
     return (
-        f'<details><summary><i class="{word}">{word}</i> Theorem {html.escape(check.name)}, {LABEL[network].lower()}: '
+        f'<details><summary><i class="{word}">{word}</i> Theorem {html.escape(check.name)}, {LABEL[network]}: '
         f"{html.escape(check.statement)}</summary><table>{lines}</table></details>"
     )
 

@@ -1,4 +1,12 @@
-"""Every test leaves JAX's global flags as it found them."""
+"""Every test leaves JAX's global flags as it found them; compilations are kept and shared between workers and runs."""
+
+import os
+from pathlib import Path
+
+# Read when JAX is imported. Compiling dominates the suite: what one worker, or an earlier run, has compiled is read back.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".pytest_cache" / "jax"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import jax
 import numpy as np

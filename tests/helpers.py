@@ -33,7 +33,8 @@ def assert_accurate(got: Any, want: Any, *, scale: Any, tol: Any, what: str | Se
     if not want.size:
         return 0.0
     scale, tol = (np.broadcast_to(np.asarray(v, np.float64), want.shape) for v in (scale, tol))
-    assert (scale >= 0).all() and (tol > 0).all(), f"{what}: a scale or tolerance is negative or not a number"
+    assert (scale >= 0).all(), f"{what}: a scale is negative or not a number"
+    assert (tol > 0).all(), f"{what}: a tolerance is not positive"
     off = np.where(got == want, 0, np.abs(got - want))
     with np.errstate(divide="ignore", invalid="ignore"):
         error = np.where(off == 0, 0, off / scale)

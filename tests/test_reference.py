@@ -15,8 +15,8 @@ import ntk_ln as nl
 sys.path.insert(0, str(REFERENCE))
 import make  # the tables' script
 
-ROWS = 24  # op by op, equal shapes let all networks share their compiled operations
-DEEP = 30  # layers past which compiling the unrolled network takes minutes
+ROWS = 16  # op by op, equal shapes let all networks share their compiled operations
+DEEP = 30  # layers past which a network takes too long for every run: op by op half a minute, compiled unrolled many
 
 
 def grouped(table: str) -> dict[str, list[KernelCase]]:
@@ -28,7 +28,10 @@ def grouped(table: str) -> dict[str, list[KernelCase]]:
 
 
 def params(groups: dict[str, list[KernelCase]]) -> list:
-    return [pytest.param(cases, id=name) for name, cases in groups.items()]
+    def marks(cases):
+        return [pytest.mark.slow] if len(cases[0].network) > DEEP else []
+
+    return [pytest.param(cases, id=name, marks=marks(cases)) for name, cases in groups.items()]
 
 
 KERNELS, EXTRA, FLOAT32 = (grouped(table) for table in ("kernels", "extra", "kernels_float32"))
@@ -82,11 +85,10 @@ class TestKernels:
     def test_extra_compiled(self, name, dtype):
         check((EXTRA if dtype == np.float64 else FLOAT32)[name], dtype)
 
-    @pytest.mark.parametrize(
-        ("groups", "covered"), [pytest.param(KERNELS, 0, id="kernels"), pytest.param(EXTRA, 0, id="extra"), pytest.param(FLOAT32, 0, id="float32")]
-    )
-    def test_no_case_is_lost(self, groups, covered):
-        assert sum(map(len, groups.values())) == covered
+    @pytest.mark.parametrize(("table", "covered"), [("kernels", 203), ("extra", 318), ("kernels_float32", 473)])
+    def test_no_case_is_lost(self, table, covered):
+        # A network the package no longer builds would drop out of the tests above; a new layer raises the numbers.
+        assert sum(map(len, grouped(table).values())) == covered
 
 
 class TestTables:
@@ -131,9 +133,7 @@ class TestDualsOfTheTables:
                 assert abs(getattr(closed, name)(q1, q2, s) - getattr(quadrature, name)(q1, q2, s)) < 1e-38
             assert abs(closed.mean(q1) - quadrature.mean(q1)) < 1e-38
 
-    @pytest.mark.parametrize(
-        ("alpha", "beta", "degree"), [(1, 0, 1), (1, -0.2, 1), (1, 1, 1), (1, 0.5, 2), (1, 0, 3), (1, 0, 1.5)]
-    )
+    @pytest.mark.parametrize(("alpha", "beta", "degree"), [(1, 0, 1), (1, -0.2, 1), (1, 1, 1), (1, 0.5, 2), (1, 0, 3), (1, 0, 1.5)])
     def test_homogeneous(self, alpha, beta, degree):
         # In polar coordinates a = sqrt(q) r cos w, b = sqrt(q') r cos(w - theta) the radius integrates out.
         q1, q2, s = map(mpf, MOMENTS[0])
@@ -159,7 +159,7 @@ class TestAssertAccurate:
         assert assert_accurate([1.0, 2.5], [1.0, 2.0], scale=[1.0, 10.0], tol=0.1, what="x") == 0.05
 
     def test_names_the_worst_point(self):
-        with pytest.raises(AssertionError, match=r"^b: worst of 2 points at \(1,\): got .*2\.5.*, wanted .*2\.0.*5 x the tolerance"):
+        with pytest.raises(AssertionError, match=r"^b: worst of 2 points at \(1,\): got .*2\.5.*wanted .*2\.0.* 5 x the tolerance"):
             assert_accurate([1.0, 2.5], [1.0, 2.0], scale=1.0, tol=0.1, what=["a", "b"])
 
     def test_sees_errors_of_either_sign(self):

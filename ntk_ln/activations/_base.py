@@ -20,12 +20,15 @@ class Dual(NamedTuple):
 class AbstractActivation(eqx.Module):
     """An activation phi and its integrals against Gaussian pairs.
 
-    A side is `(scale F, unit e)`: the Gaussian has standard deviation F in hat coordinates, in which the activation is
-    phi_e(w) = e^n phi(w/e), n its degree; e = 0 is the far limit. All but F itself depend on e/F alone. A pair adds
-    z = (1 - cos)/2 and y = (1 + cos)/2 of the correlation cos.
+    Of each input `side` has scale F and unit e: the Gaussian has standard deviation F in hat coordinates, in which the
+    activation is phi_e(w) = e^n phi(w/e), n its degree; e = 0 is the far limit. All but F itself depend on e/F alone. A pair
+    has z = (1 - cos)/2 and y = (1 + cos)/2 of the correlation cos, and `pair(a)` gives both sides of a quantity a of the inputs.
     """
 
-    name: eqx.AbstractVar[str]  # in configurations
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The name in configurations."""
 
     @property
     def params(self) -> dict[str, float]:
@@ -56,11 +59,11 @@ class AbstractActivation(eqx.Module):
         """F_new = sqrt(E[phi_e(a)^2]) and the mean E[phi_e(a)]/F_new (None where it is 0)."""
 
     @abstractmethod
-    def dual(self, z: Num, y: Num, one: Any, two: Any) -> Dual:
+    def dual(self, z: Num, y: Num, side: Any, pair: Any) -> Dual:
         """The new half-angle coordinates and E[phi'_e(a) phi'_e(b)] F F'/(F_new F_new')."""
 
     @abstractmethod
-    def gain_dual(self, z: Num, y: Num, one: Any, two: Any) -> Num:
+    def gain_dual(self, z: Num, y: Num, side: Any, pair: Any) -> Num:
         """E[phi'_e(a) phi'_e(b) a b]/(F_new F_new'): what a trained gain before the activation contributes."""
 
     @abstractmethod

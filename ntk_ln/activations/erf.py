@@ -46,10 +46,9 @@ class Erf(AbstractActivation):
         a, b = side.point(2**0.5)
         return a * _root(a, b), None
 
-    def dual(self, z, y, one, two):
-        a1, b1 = one.point(2**0.5)
-        a2, b2 = two.point(2**0.5)
-        r1, r2 = _root(a1, b1), _root(a2, b2)
+    def dual(self, z, y, side, pair):
+        a, b = side.point(2**0.5)
+        (a1, a2), (b1, b2), (r1, r2) = pair(a), pair(b), pair(_root(a, b))
         p, d0 = a1 * a2, arcsine.one_minus_p2(a1, b1, a2, b2)
         swap = z > y  # erf is odd: y follows from z with the signs exchanged
         m = jnp.where(swap, y, z)
@@ -61,13 +60,13 @@ class Erf(AbstractActivation):
         z_new, y_new = jnp.where(swap, 1 - small, small), jnp.where(swap, small, 1 - small)
         return Dual(z_new, y_new, divide(2 / pi, sqrt(d) * (r1 * r2)))
 
-    def gain_dual(self, z, y, one, two):
-        a1, b1 = one.point(2**0.5)
-        a2, b2 = two.point(2**0.5)
+    def gain_dual(self, z, y, side, pair):
+        a, b = side.point(2**0.5)
+        (a1, a2), (b1, b2), (r1, r2) = pair(a), pair(b), pair(_root(a, b))
         p = a1 * a2
         d = arcsine.one_minus_p2(a1, b1, a2, b2) + 4 * p * p * z * y
         bb = b1 * b2
-        return divide((2 / pi) * (y - z) * bb * bb, d * sqrt(d) * _root(a1, b1) * _root(a2, b2))
+        return divide((2 / pi) * (y - z) * bb * bb, d * sqrt(d) * (r1 * r2))
 
 
 def _root(a, b):

@@ -24,11 +24,15 @@ class Homogeneous(AbstractActivation):
     0.52
     """
 
-    name: str = eqx.field(static=True)
+    label: str = eqx.field(static=True)
     alpha: float = eqx.field(static=True)
     beta: float = eqx.field(static=True)
     n: int = eqx.field(static=True)
     given: tuple[tuple[str, float], ...] = eqx.field(static=True, default=())
+
+    @property
+    def name(self) -> str:
+        return self.label
 
     @property
     def params(self) -> dict[str, float]:
@@ -64,7 +68,7 @@ class Homogeneous(AbstractActivation):
         scale = side.scale if self.n == 1 else side.scale**self.n
         return scale * root, None if mean == 0 else jnp.asarray(mean / root, scale.dtype)
 
-    def dual(self, z, y, one, two):
+    def dual(self, z, y, side, pair):
         rho, top = self._rho, J_AT_ZERO[self.n]
         j, jc, d, dc = arc_cosine(self.n, z, y)
         # 1 - ratio as a sum of non-negative terms, whichever the sign of rho; for rho < 0 so is 1 + ratio.
@@ -81,8 +85,8 @@ class Homogeneous(AbstractActivation):
         j, jc, _, _ = arc_cosine(self.n - 1, z, y)
         return Dual(z_new, y_new, (self.n**2 / top) * (j - rho * jc))
 
-    def gain_dual(self, z, y, one, two):
-        dual = self.dual(z, y, one, two)  # Euler: a phi'(a) = n phi(a)
+    def gain_dual(self, z, y, side, pair):
+        dual = self.dual(z, y, side, pair)  # Euler: a phi'(a) = n phi(a)
         return self.n**2 * (dual.y - dual.z)
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from ntk_ln._dtype import computing, is_tracer
 from ntk_ln.kernels._base import AbstractKernel, KernelPair
-from ntk_ln.layers import Growth, Inputs, Side, State
+from ntk_ln.layers import Growth, Inputs, Pairing, State
 from ntk_ln.network import Network
 
 
@@ -43,6 +43,9 @@ class AbstractClosedForm(AbstractKernel):
         call = f"{type(self).__name__}(net)(x1, x2)"
         with computing(call, x1, x2, traced=self._traced) as inputs:
             self._check_zero(call, inputs.x1, inputs.x2)
+            if inputs.x1.shape[0] == 0 or (inputs.x2 is not None and inputs.x2.shape[0] == 0):
+                empty = jnp.zeros((len(inputs.x1), len(inputs.x1 if inputs.x2 is None else inputs.x2)), inputs.x1.dtype)
+                return inputs.give_back(select(KernelPair(empty, empty)))
             same = inputs.x2 is None or _equal(inputs.x1, inputs.x2)
             result = _gram(select, self.network, inputs.x1, None if same else inputs.x2)
             return inputs.give_back(jax.tree.map(_mirrored, result) if same else result)
@@ -160,10 +163,6 @@ def _read_out(state: State, f1, f2) -> KernelPair:
     return KernelPair(f1 * (state.cos * f2), f1 * (state.tangent * f2))
 
 
-def _actual(side: Side):
-    return side.scale / side.unit
-
-
 def _in_dtype(network: Network, x) -> Network:
     # Numbers stay as they were given until they meet the inputs.
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, x.dtype), network)
@@ -171,11 +170,9 @@ def _in_dtype(network: Network, x) -> Network:
 
 @partial(jax.jit, static_argnums=0)
 def _gram(select, network: Network, x1, x2):
-    network = _in_dtype(network, x1)
-    one = _coordinates(x1)
-    two = one if x2 is None else _coordinates(x2)
-    state = network.propagate(Inputs(one, two, same=x2 is None))
-    return select(_read_out(state, _actual(state.one), _actual(state.two)))
+    x, pair = (x1, Pairing(0)) if x2 is None else (jnp.concatenate([x1, x2]), Pairing(len(x1)))
+    state = _in_dtype(network, x).propagate(Inputs(*_coordinates(x), pair))
+    return select(_read_out(state, *pair(state.side.scale / state.side.unit)))
 
 
 @jax.jit
@@ -187,22 +184,21 @@ def _mirrored(k):
 
 @partial(jax.jit, static_argnums=0)
 def _diagonal(select, network: Network, x):
-    network = _in_dtype(network, x)
-    state = network.propagate(Inputs(_coordinates(x), None))
-    return select(_read_out(state, _actual(state.one), _actual(state.two)))
+    pair = Pairing(None)
+    state = _in_dtype(network, x).propagate(Inputs(*_coordinates(x), pair))
+    return select(_read_out(state, *pair(state.side.scale / state.side.unit)))
 
 
 @partial(jax.jit, static_argnums=0)
 def _homogeneous(select, network: Network, v, u, x2):
-    network = _in_dtype(network, v)
-    state = network.propagate(Inputs((v, u), _coordinates(x2)))
-    return select(_read_out(state, state.one.scale, _actual(state.two)))
+    v2, u2 = _coordinates(x2)
+    pair = Pairing(len(v))
+    state = _in_dtype(network, v).propagate(Inputs(jnp.concatenate([v, v2]), jnp.concatenate([u, u2]), pair))
+    (f1, f2), (_, e2) = pair(state.side.scale), pair(state.side.unit)
+    return select(_read_out(state, f1, f2 / e2))
 
 
 @partial(jax.jit, static_argnums=0)
 def _homogeneous_diagonal(select, network: Network, v, u):
-    network = _in_dtype(network, v)
-    state = network.propagate(Inputs((v, u), None))
-    return select(_read_out(state, state.one.scale, state.two.scale))
-
-
+    state = _in_dtype(network, v).propagate(Inputs(v, u, Pairing(None)))
+    return select(_read_out(state, state.side.scale, state.side.scale))

@@ -1,9 +1,9 @@
 """Layers: each file shows a layer's finite form beside its infinite-width rule."""
 
 from ntk_ln.layers._base import AbstractLayer
-from ntk_ln.layers._state import Growth, Inputs, Side, State
+from ntk_ln.layers._state import Growth, Inputs, Pairing, Side, State
 from ntk_ln.layers.activation import Activation
 from ntk_ln.layers.dense import Dense
 from ntk_ln.layers.layer_norm import LayerNorm
 
-__all__ = ["AbstractLayer", "Activation", "Dense", "Growth", "Inputs", "LayerNorm", "Side", "State"]
+__all__ = ["AbstractLayer", "Activation", "Dense", "Growth", "Inputs", "LayerNorm", "Pairing", "Side", "State"]

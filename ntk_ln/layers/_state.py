@@ -1,6 +1,6 @@
-"""What the layers pass on: the state of a pair of inputs in homogeneous coordinates.
+"""What the layers pass on: the state of inputs and their pairs in homogeneous coordinates.
 
-An input x = v/u is a point of a half-sphere, u = 0 the point at infinity in direction v. Each side carries the scale
+An input x = v/u is a point of a half-sphere, u = 0 the point at infinity in direction v. It carries the scale
 F = sqrt(E[unit^2]) and the unit e = u^p of its growth exponent p; the value a network sees is F/e. Each pair carries the
 half-angle coordinates z = (1 - cos)/2 and y = (1 + cos)/2 of its units' correlation and the tangent T, all free of scale:
 NNGP = F F' (y - z) and NTK = F F' T, over e e' for finite points. Nothing over- or underflows, and both ends of the angle keep
@@ -38,10 +38,10 @@ class Growth:
 
 
 class Side(NamedTuple):
-    """One side of a pair: scale F, unit e, mean over units (None where it is 0), broadcast against the pair's arrays."""
+    """The inputs' side of the state: scale F, unit e, mean over units (None where it is 0), one entry an input."""
 
-    scale: Float[Array, "..."]
-    unit: Float[Array, "..."]
+    scale: Float[Array, " n"]
+    unit: Float[Array, " n"]
     mean: Float[Array, "..."] | None = None
 
     def point(self, weight: float):
@@ -50,11 +50,23 @@ class Side(NamedTuple):
         return divide(weight * self.scale, h), divide(self.unit, h, 1.0)
 
 
-class State(eqx.Module):
-    """A pair of inputs after some layers (see the module's docstring)."""
+class Pairing(eqx.Module):
+    """Which inputs meet: with `split` None each itself, with 0 all of them all, with k > 0 the first k the others."""
 
-    one: Side
-    two: Side
+    split: int | None = eqx.field(static=True)
+
+    def __call__(self, a):
+        """Both sides of a quantity of the inputs, as they broadcast over the pairs."""
+        if self.split is None or a.ndim == 0:
+            return a, a
+        return a[: self.split or None, None], a[None, self.split :]
+
+
+class State(eqx.Module):
+    """Inputs and their pairs after some layers (see the module's docstring)."""
+
+    side: Side
+    pair: Pairing
     z: Float[Array, "..."]
     y: Float[Array, "..."]
     tangent: Float[Array, "..."]
@@ -66,11 +78,11 @@ class State(eqx.Module):
 
 
 class Inputs(eqx.Module):
-    """The pair before the first layer: rows v and units u of each side; `two` is None for the diagonal Theta(x, x)."""
+    """Before the first layer: rows v and units u of the inputs x = v/u."""
 
-    one: tuple[Float[Array, "n1 d"], Float[Array, " n1"]]
-    two: tuple[Float[Array, "n2 d"], Float[Array, " n2"]] | None
-    same: bool = eqx.field(static=True, default=False)
+    v: Float[Array, "n d"]
+    u: Float[Array, " n"]
+    pair: Pairing
     growth: Growth = eqx.field(static=True, default=Growth())
 
     def dense(self, w_std, b_std, growth: Growth) -> State:
@@ -78,19 +90,12 @@ class Inputs(eqx.Module):
 
         Taking them from the augmented vectors keeps a zero input smooth when there is a bias.
         """
-
-        def augmented(v, u):
-            rows = jnp.concatenate([v * (w_std / float_sqrt(v.shape[1])), (b_std * u)[:, None]], axis=1)
-            return unit_rows(rows)
-
-        a1, f1 = augmented(*self.one)
-        u1 = self.one[1]
-        if self.two is None:
-            one = two = Side(f1, u1)
-            z, y = jnp.zeros_like(f1), jnp.ones_like(f1)
+        weight = w_std / float_sqrt(self.v.shape[1])
+        rows, scale = unit_rows(jnp.concatenate([self.v * weight, (b_std * self.u)[:, None]], axis=1))
+        if self.pair.split is None:
+            z, y = jnp.zeros_like(scale), jnp.ones_like(scale)
+        elif self.pair.split == 0:
+            z, y = half_angles(rows)
         else:
-            a2, f2 = augmented(*self.two)
-            u2 = self.two[1]
-            one, two = Side(f1[:, None], u1[:, None]), Side(f2[None, :], u2[None, :])
-            z, y = half_angles(a1, None if self.same else a2)
-        return State(one, two, z, y, y - z, growth)
+            z, y = half_angles(rows[: self.pair.split], rows[self.pair.split :])
+        return State(Side(scale, self.u), self.pair, z, y, y - z, growth)

@@ -73,17 +73,13 @@ class Activation(AbstractLayer):
         growth = self.grow(state.growth)
         assert isinstance(state, State)
         gain = state.growth.gain
-        (f1, m1), (f2, m2) = self.fn.moments(state.one), self.fn.moments(state.two)
-        dual = self.fn.dual(state.z, state.y, state.one, state.two)
+        scale, mean = self.fn.moments(state.side)
+        dual = self.fn.dual(state.z, state.y, state.side, state.pair)
         tangent = state.tangent * dual.dot
         if gain:
-            tangent = tangent + gain * self.fn.gain_dual(state.z, state.y, state.one, state.two)
-        one = Side(f1, self._unit(state.one.unit), m1)
-        two = Side(f2, self._unit(state.two.unit), m2)
-        return State(one, two, dual.z, dual.y, tangent, growth)
-
-    def _unit(self, unit):
-        return unit if self.fn.degree == 1 else unit**self.fn.degree
+            tangent = tangent + gain * self.fn.gain_dual(state.z, state.y, state.side, state.pair)
+        unit = state.side.unit if self.fn.degree == 1 else state.side.unit**self.fn.degree
+        return State(Side(scale, unit, mean), state.pair, dual.z, dual.y, tangent, growth)
 
     def to_config(self) -> dict[str, Any]:
         return {"layer": "activation", "name": self.fn.name, **self.fn.params}

@@ -68,11 +68,12 @@ class Dense(AbstractLayer):
         growth = self.grow(state.growth)
         if isinstance(state, Inputs):
             return state.dense(self.w_std, self.b_std, growth)
-        (one, a1, b1), (two, a2, b2) = self._side(state.one), self._side(state.two)
+        side, a, b = self._side(state.side)
+        (a1, a2), (b1, b2) = state.pair(a), state.pair(b)
         gap = split(a1, b1, a2, b2)
         z, y = complement(a1 * a2 * state.z + gap, a1 * a2 * state.y + b1 * b2 + gap)
         tangent = a1 * a2 * (state.tangent + (state.growth.gain + 1) * state.cos) + b1 * b2
-        return State(one, two, z, y, tangent, growth)
+        return State(side, state.pair, z, y, tangent, growth)
 
     def _side(self, side: Side):
         """The new side, and the shares a^2 + b^2 = 1 of weights and biases in its second moment."""

@@ -81,17 +81,17 @@ class LayerNorm(AbstractLayer):
         growth = self.grow(state.growth)
         assert isinstance(state, State)
         z, y, tangent = state.z, state.y, state.tangent
-        one, kap1 = self._side(state.one)
-        two, kap2 = self._side(state.two)
-        m1, m2 = state.one.mean, state.two.mean
-        if m1 is not None and m2 is not None:
+        side, kappa = self._side(state.side)
+        if state.side.mean is not None:
+            (m1, m2), (kap1, kap2) = state.pair(state.side.mean), state.pair(kappa)
             kappa = kap1 * kap2
             gap = split(kap1, m1, kap2, m2)
             z, y = complement((z - gap) / kappa, (y - m1 * m2 - gap) / kappa)
             tangent = (tangent + state.growth.gain * m1 * m2) / kappa
         if self.affine:
-            tangent = tangent + 1 / (one.scale * two.scale)
-        return State(one, two, z, y, tangent, growth)
+            scale1, scale2 = state.pair(side.scale)
+            tangent = tangent + 1 / (scale1 * scale2)
+        return State(side, state.pair, z, y, tangent, growth)
 
     def _side(self, side: Side):
         """The new side, and kappa = sqrt(k/q), the share of the standard deviation in the root mean square."""

@@ -180,21 +180,21 @@ def quadrature(f: Callable, slope: Callable, strip: mpf) -> Dual:
             return mean(lambda a: f(a) ** 2, q1)
         with mp.workdps(QUADRATURE_DIGITS):
             # a = sqrt(q) xi, b = along xi + across eta. The steps are made commensurate, so that f is
-            # needed at the multiples of one unit only: b = unit (k i + l j).
+            # needed at the multiples of one unit only: b = unit (m i + n j).
             along, across = s / mp.sqrt(q1), mp.sqrt(max(mpf(0), q2 - s**2 / q1))
             step = trapezoid_step(max(mp.sqrt(q1), abs(along)), strip)
             if across > mpf(10) ** (5 - QUADRATURE_DIGITS) * mp.sqrt(q2):
                 ratio = abs(along) * step / (across * trapezoid_step(across, strip))
-                k, l = (int(mp.ceil(ratio)), 1) if ratio > 1 else (1, int(1 / ratio))
-                inner = normal_weights(l * abs(along) * step / (k * across))
+                m, n = (int(mp.ceil(ratio)), 1) if ratio > 1 else (1, int(1 / ratio))
+                inner = normal_weights(n * abs(along) * step / (m * across))
             else:  # b is a multiple of a
-                k, l, inner = 1, 0, [mpf(1)]
-            outer, unit = normal_weights(step), along * step / k
+                m, n, inner = 1, 0, [mpf(1)]
+            outer, unit = normal_weights(step), along * step / m
             value = lru_cache(maxsize=None)(lambda index: f(unit * index))
             rows, columns = len(outer) // 2, len(inner) // 2
             total = mpf(0)
             for i, weight in zip(range(-rows, rows + 1), outer, strict=True):
-                row = mp.fdot(inner, [value(k * i + l * j) for j in range(-columns, columns + 1)])
+                row = mp.fdot(inner, [value(m * i + n * j) for j in range(-columns, columns + 1)])
                 total += weight * f(mp.sqrt(q1) * step * i) * row
             return total
 
@@ -249,15 +249,18 @@ def dual(layer: Layer) -> Dual:
 # The recursion.
 
 
+ZERO = mpf(0)
+
+
 @dataclass(frozen=True)
 class State:
     q1: mpf
     q2: mpf
     s: mpf
-    m1: mpf = mpf(0)
-    m2: mpf = mpf(0)
-    t: mpf = mpf(0)
-    g: mpf = mpf(0)
+    m1: mpf = ZERO
+    m2: mpf = ZERO
+    t: mpf = ZERO
+    g: mpf = ZERO
 
 
 def dense(a: State, layer: Layer) -> State:
