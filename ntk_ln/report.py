@@ -233,7 +233,8 @@ table { border-collapse: collapse; width: 100%; font-size: .93rem; }
 th, td { text-align: right; padding: 7px 12px; border-bottom: 1px solid var(--line); font-variant-numeric: tabular-nums; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; } td.sub { color: var(--grey); }
 details { border-bottom: 1px solid var(--line); padding: 12px 0; }
-summary { cursor: pointer; padding-left: 5.6em; text-indent: -5.6em; } summary i { font-style: normal; font-weight: 700; display: inline-block; width: 4.4em; text-indent: 0; }
+summary { cursor: pointer; padding-left: 5.6em; text-indent: -5.6em; }
+summary i { font-style: normal; font-weight: 700; display: inline-block; width: 4.4em; text-indent: 0; }
 i.holds { color: #187a4c; } i.fails { color: var(--plain); }
 details table { margin: 8px 0 0 1.2em; width: calc(100% - 1.2em); }
 details td { text-align: left; }

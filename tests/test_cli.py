@@ -10,7 +10,7 @@ import pytest
 
 import ntk_ln as nl
 from ntk_ln import check as check_module
-from ntk_ln import cli
+from ntk_ln import cli, plots
 
 RNG = np.random.default_rng(3)
 
@@ -43,6 +43,16 @@ def run(capsys):
     return run_command
 
 
+def read(path):
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
+
+
+@pytest.fixture
+def quick_figures(monkeypatch):
+    monkeypatch.setattr(plots, "draw", lambda name, result, path: path.write_bytes(b""))
+
+
 def bad(run, *arguments):
     """Run with bad input: status 2, one line on stderr, nothing on stdout, nothing written. Returns the line."""
     before = sorted(os.listdir())
@@ -62,21 +72,21 @@ def test_default_run(run):
     assert "\x1b" not in out
     for text in ("Plain", "With LayerNorm", "unbounded", "Theorem 3.1", "Theorem 3.3", "holds", "report.html"):
         assert text in out
-    report = json.loads(open("ntk-ln-report/report.json").read())
+    report = read("ntk-ln-report/report.json")
     assert report["data"]["rows"] == 100
     assert report["data"]["standardized"] is False
     assert report["networks"][0]["config"] == nl.mlp(2).to_config()
     assert os.path.getsize("ntk-ln-report/report.html") > 100_000
 
 
-def test_table_network_and_noise(run, table):
+def test_table_network_and_noise(run, table, quick_figures):
     network = nl.mlp(1, layer_norm="first", eps=0.01)
     with open("net.json", "w", encoding="utf-8") as file:
         json.dump(network.to_config(), file)
     options = ("--data", table, "--target", "label", "--rows", 12, "--network", "net.json", "--noise", 0.1, "--out", "o")
     status, _, _ = run("check", *options)
     assert status == 0
-    report = json.loads(open("o/report.json").read())
+    report = read("o/report.json")
     expected = {"source": "table.csv", "rows": 12, "rows_in_file": 30, "features": ["a", "b"], "target": "label"}
     assert expected.items() <= report["data"].items()
     assert report["data"]["standardized"] is True
@@ -87,22 +97,22 @@ def test_table_network_and_noise(run, table):
     assert len(normed["far_field"][0]["direction"]) == 2
 
 
-def test_raw_features(run, table):
-    status, _, _ = run("check", "--data", table, "--target", "label", "--rows", 8, "--no-standardize")
+def test_raw_features(run, table, quick_figures):
+    status, _, _ = run("check", "--data", table, "--target", "label", "--rows", 12, "--no-standardize")
     assert status == 0
-    assert json.loads(open("ntk-ln-report/report.json").read())["data"]["standardized"] is False
+    assert read("ntk-ln-report/report.json")["data"]["standardized"] is False
 
 
-def test_a_theorem_that_fails_is_status_1(run, monkeypatch):
+def test_a_theorem_that_fails_is_status_1(run, monkeypatch, quick_figures):
     failed = nl.check_theorem_3_2(nl.mlp(1, layer_norm="first"))._replace(holds=False)
     monkeypatch.setattr(nl, "check_theorem_3_2", lambda network: failed)
     status, out, _ = run("check")
     assert status == 1
     assert "FAILS" in out
-    assert False in [theorem["holds"] for theorem in json.loads(open("ntk-ln-report/report.json").read())["theorems"]]
+    assert False in [theorem["holds"] for theorem in read("ntk-ln-report/report.json")["theorems"]]
 
 
-def test_constant_target_and_single_row(run):
+def test_constant_target_and_single_row(run, quick_figures):
     for body in ("1,5\n2,5\n3,5", "1,5"):
         with open("t.csv", "w", encoding="utf-8") as file:
             file.write("a,y\n" + body)
@@ -122,7 +132,7 @@ def test_bad_data(run, table):
     assert "Column 'a' of 'nan.csv' needs finite numbers. Got 'nan' in row 2." in bad(run, "--data", "nan.csv", "--target", "y")
 
 
-def test_rows_that_contradict_each_other(run):
+def test_rows_that_contradict_each_other(run, quick_figures):
     with open("t.csv", "w", encoding="utf-8") as file:
         file.write("a,y\n1,2\n1,3\n4,5")
     message = bad(run, "--data", "t.csv", "--target", "y")
@@ -164,7 +174,8 @@ def test_missing_network(run):
 
 def test_bad_out(run):
     os.mkdir("mine")
-    open("mine/thesis.tex", "w").close()
+    with open("mine/thesis.tex", "w", encoding="utf-8") as file:
+        file.write("work")
     assert "holds 'thesis.tex'" in bad(run, "--out", "mine")
     assert "is a file" in bad(run, "--out", "mine/thesis.tex")
     assert os.listdir("mine") == ["thesis.tex"]

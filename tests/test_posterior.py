@@ -12,7 +12,8 @@ import scipy.stats
 from helpers import assert_accurate, load_cases, network_covered
 
 import ntk_ln as nl
-from ntk_ln.posterior import log_marginal_likelihood, posterior
+from ntk_ln import log_marginal_likelihood
+from ntk_ln.posterior import posterior
 
 EPS = np.finfo(np.float64).eps
 CASES = load_cases("posteriors")
