@@ -102,7 +102,7 @@ def main(arguments: list[str] | None = None) -> None:
     except BadInput as error:
         status = _fail(error)
     except (KeyboardInterrupt, typer.Abort):
-        status = _fail("stopped, nothing was written", 130)
+        status = 130
     except Exception as error:
         usage = getattr(error, "format_message", None)  # an error of the parser, whose classes typer does not export
         if usage is not None:
@@ -110,12 +110,14 @@ def main(arguments: list[str] | None = None) -> None:
         else:
             traceback.print_exc()
             status = 3
+    if status == 130:  # Ctrl-C, which typer may have turned into a status itself
+        _fail("stopped, nothing was written")
     sys.exit(status or 0)
 
 
-def _fail(message: object, status: int = 2) -> int:
+def _fail(message: object) -> int:
     print("ntk-ln:", " ".join(str(message).split()), file=sys.stderr)
-    return status
+    return 2
 
 
 def _dataset(path: Path | None, target: str | None, rows: int | None, standardize: bool) -> Dataset:
