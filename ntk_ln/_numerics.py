@@ -9,6 +9,7 @@ from math import pi
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 Num = Float[Array, "..."]
@@ -60,6 +61,12 @@ def split(a1, b1, a2, b2):
     return cross * cross / (2 * (1 + a1 * a2 + b1 * b2))
 
 
+def times(x, constant: float):
+    """x * constant, the constant not rounded to the dtype of x: in float32 layer after layer would lose the same part."""
+    high = float(np.asarray(constant, x.dtype))
+    return x * high if high == constant else x * high + x * (constant - high)
+
+
 def complement(z, y):
     """The pair (z, y) with z + y = 1: the smaller one, clipped at 0, decides."""
     swap = z > y
@@ -80,28 +87,33 @@ NEAR = 1e-4  # below this z a product of unit vectors has lost too many digits: 
 FEW = 16  # up to this many columns differences cost no more than a product
 
 
-def half_angles(a1, a2=None):
-    """z = |a - a'|^2/4 and y = |a + a'|^2/4 between unit rows (n1, k) and (n2, k), each to a few eps in the angle.
+def half_angles(a, split: int, inputs):
+    """z = |a - a'|^2/4 and y = |a + a'|^2/4 between unit rows, each to a few eps in the angle.
 
-    Well-apart pairs come from one matrix product at the highest precision, close and antipodal pairs from differences. Without
-    `a2` the rows are paired among themselves, each exactly at angle 0 to itself.
+    Between the first `split` rows and the others, or with split = 0 among all, each then exactly at angle 0 to itself.
+    Well-apart pairs come from one matrix product at the highest precision, close and antipodal pairs from differences. Equal
+    rows of `inputs`, from which a was computed, are at angle 0 too: fused arithmetic may round them differently.
     """
-    same = a2 is None
-    a2 = a1 if same else a2
-    diagonal = jnp.eye(len(a1), dtype=bool) if same else jnp.zeros((len(a1), 1), dtype=bool)
-    if a1.shape[1] <= FEW:
-        z, y = complement(*_by_differences(a1[:, None, :], a2[None, :, :]))
-    else:
-        cos = jnp.matmul(a1, a2.T, precision=jax.lax.Precision.HIGHEST)
-        z, y = complement((1 - cos) / 2, (1 + cos) / 2)
-        near = jnp.any((jnp.minimum(z, y) < NEAR) & ~diagonal, axis=1)
+    a1, a2, in1, in2 = a[: split or None], a[split:], inputs[: split or None], inputs[split:]
+    diagonal = jnp.eye(len(a), dtype=bool) if split == 0 else jnp.zeros((len(a1), 1), dtype=bool)
 
-        def row(args):
-            a, z, y, near = args
-            return jax.lax.cond(near, lambda: complement(*_by_differences(a[None, :], a2)), lambda: (z, y))
+    def exact(a1, in1):
+        z, y = complement(*_by_differences(a1, a2[None, :, :]))
+        equal = jnp.all(in1 == in2[None, :, :], axis=-1)
+        return jnp.where(equal, 0, z), jnp.where(equal, 1, y)
 
-        z, y = jax.lax.map(row, (a1, z, y, near))
-    return (jnp.where(diagonal, 0, z), jnp.where(diagonal, 1, y)) if same else (z, y)
+    if a.shape[1] <= FEW:
+        return exact(a1[:, None, :], in1[:, None, :])
+    cos = jnp.matmul(a1, a2.T, precision=jax.lax.Precision.HIGHEST)
+    z, y = complement((1 - cos) / 2, (1 + cos) / 2)
+    near = jnp.any((jnp.minimum(z, y) < NEAR) & ~diagonal, axis=1)
+
+    def row(args):
+        a1, in1, z, y, near = args
+        return jax.lax.cond(near, lambda: tuple(v[0] for v in exact(a1[None, None], in1[None, None])), lambda: (z, y))
+
+    z, y = jax.lax.map(row, (a1, in1, z, y, near))
+    return jnp.where(diagonal, 0, z), jnp.where(diagonal, 1, y)
 
 
 def _by_differences(a1, a2):

@@ -21,9 +21,11 @@ laws = settings(deadline=None, derandomize=True, suppress_health_check=[HealthCh
 data = testing.datasets(points=N, features=D)
 
 
-@pytest.mark.parametrize("activation", testing.ACTIVATIONS)
+@pytest.mark.parametrize(
+    "activation", [pytest.param(name, marks=[] if name in ("relu", "erf") else [pytest.mark.slow]) for name in testing.ACTIVATIONS]
+)
 @laws
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(net=testing.networks(activations=("relu",), max_depth=1), dataset=data)
 def test_a_gram_matrix_is_symmetric_psd_and_has_its_diagonal(activation, net, dataset):
     net = nl.network_from_config([c | {"name": activation} if c["layer"] == "activation" else c for c in net.to_config()])
@@ -44,16 +46,16 @@ def test_a_gram_matrix_is_symmetric_psd_and_has_its_diagonal(activation, net, da
 
 
 @laws
-@settings(max_examples=24)
+@settings(max_examples=16)
 @given(
-    net=testing.networks(layer_norm=True, activations=("relu", "gelu"), max_depth=1),
+    net=testing.networks(layer_norm=True, activations=("relu",), max_depth=1),
     dataset=data,
     v=testing.directions(D),
     radius=st.integers(-3, 12),
 )
 def test_with_a_norm_the_mean_is_bounded_and_has_a_limit(net, dataset, v, radius):
     x, y = dataset
-    noise = 1e-6 * float(nl.NTK(net).diag(x).max())  # GELU's kernel is smooth: without noise five rows can be singular to rounding
+    noise = 1e-6 * float(nl.NTK(net).diag(x).max())  # near-parallel rows can be singular to rounding without
     bound = testing.assert_bound_holds(net, x, y, noise=noise, points=10.0**radius * np.stack([v, -v]))
     assert bound.dataset < inf
     p = nl.posterior(nl.NTK(net), x, y, noise=noise)
@@ -65,8 +67,8 @@ def test_with_a_norm_the_mean_is_bounded_and_has_a_limit(net, dataset, v, radius
 
 
 @laws
-@settings(max_examples=16)
-@given(net=testing.networks(layer_norm=False, activations=testing.HOMOGENEOUS[:3], max_depth=2), dataset=data)
+@settings(max_examples=8)
+@given(net=testing.networks(layer_norm=False, activations=("relu", "abs"), max_depth=1), dataset=data)
 def test_without_a_norm_theorem_3_1_holds_and_no_number_is_called_a_bound(net, dataset):
     x, y = dataset
     check = nl.check_theorem_3_1(net, x, y, noise=1e-6 * float(nl.NTK(net).diag(x).max()))

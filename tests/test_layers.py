@@ -243,6 +243,16 @@ def test_a_norm_takes_every_scale(dtype, largest, position):
         np.testing.assert_allclose(k(dtype(c) * x), wanted, rtol=64 * np.finfo(dtype).eps)
 
 
+@pytest.mark.parametrize("position", ["before", "after"])
+def test_a_finite_norm_takes_every_scale(position):
+    net = canonical(1, layer_norm="first", after_activation=position == "after")
+    x, params = jnp.asarray(X[:, :2], jnp.float32), net.init(jax.random.key(0), in_features=2, width=8)
+    k = nl.EmpiricalNTK(net, params)
+    for c in 10.0 ** np.linspace(-30, 30, 9):
+        np.testing.assert_allclose(net.apply(params, c * x), net.apply(params, x), rtol=1e-4)
+        np.testing.assert_allclose(k(c * x), k(x), rtol=1e-4)
+
+
 @pytest.mark.parametrize("net", [canonical(1), nl.mlp(1, layer_norm="first"), canonical(1, layer_norm="first", eps=0.1)])
 def test_a_zero_input(net):
     x, zero, k = np.float32(X[:, :2]), jnp.zeros((1, 2), jnp.float32), nl.NTK(net)

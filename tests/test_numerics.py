@@ -79,12 +79,13 @@ def test_half_angles_keep_near_and_antipodal_pairs(columns, gap, rng):
     b /= np.linalg.norm(b, axis=1, keepdims=True)
     with enable_x64(True):
         for sign in (1, -1):
-            z, y = (np.asarray(v) for v in nm.half_angles(jnp.asarray(a), jnp.asarray(sign * b)))
+            rows = jnp.asarray(np.concatenate([a, sign * b]))
+            z, y = (np.asarray(v) for v in nm.half_angles(rows, len(a), rows))
             near = np.diag(z if sign > 0 else y)
             # sqrt(z) = sin(theta/2), tan(theta) = gap, to a few eps of the unit rows
             np.testing.assert_allclose(np.sqrt(near), np.sin(np.arctan(gap) / 2), atol=8 * EPS, rtol=100 * EPS)
             np.testing.assert_array_equal(z + y, 1)
-        z, y = nm.half_angles(jnp.asarray(a))
+        z, y = nm.half_angles(jnp.asarray(a), 0, jnp.asarray(a))
         assert not np.diag(z).any()
 
 

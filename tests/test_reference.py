@@ -74,6 +74,7 @@ class TestKernels:
         with jax.disable_jit():
             check(cases, np.float64, rows=ROWS)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("cases", params({name: cases for name, cases in FLOAT32.items() if name not in KERNELS}))
     def test_extra_float32_op_by_op(self, cases):
         with jax.disable_jit():

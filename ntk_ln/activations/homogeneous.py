@@ -5,7 +5,7 @@ from math import gamma, pi, sqrt
 import equinox as eqx
 import jax.numpy as jnp
 
-from ntk_ln._numerics import J_AT_ZERO, arc_cosine
+from ntk_ln._numerics import J_AT_ZERO, arc_cosine, times
 from ntk_ln.activations._base import AbstractActivation, Dual
 
 
@@ -66,7 +66,7 @@ class Homogeneous(AbstractActivation):
         root = sqrt(self.second_moment())
         mean = (self.alpha + self.beta) * 2 ** (self.n / 2) * gamma((self.n + 1) / 2) / (2 * sqrt(pi))
         scale = side.scale if self.n == 1 else side.scale**self.n
-        return scale * root, None if mean == 0 else jnp.asarray(mean / root, scale.dtype)
+        return times(scale, root), None if mean == 0 else jnp.asarray(mean / root, scale.dtype)
 
     def dual(self, z, y, side, pair):
         rho, top = self._rho, J_AT_ZERO[self.n]

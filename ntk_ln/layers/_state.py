@@ -94,8 +94,6 @@ class Inputs(eqx.Module):
         rows, scale = unit_rows(jnp.concatenate([self.v * weight, (b_std * self.u)[:, None]], axis=1))
         if self.pair.split is None:
             z, y = jnp.zeros_like(scale), jnp.ones_like(scale)
-        elif self.pair.split == 0:
-            z, y = half_angles(rows)
         else:
-            z, y = half_angles(rows[: self.pair.split], rows[self.pair.split :])
+            z, y = half_angles(rows, self.pair.split, jnp.concatenate([self.v, self.u[:, None]], axis=1))
         return State(Side(scale, self.u), self.pair, z, y, y - z, growth)
