@@ -59,7 +59,7 @@ def two_worlds(result: CheckResult) -> Figure:
         axis.set_xlabel(_position_label(result))
         _label_bound(axis, result, network)
         _label_far_line(axis, result, network)
-        _note(axis, _middle(result), 0.985, "data", ha="center", x_is_data=True)
+        _note(axis, _middle(result), 0.07, "data", ha="center", x_is_data=True)
     axes[0].set_ylabel("posterior mean")
     _far_axes(axes[0], result)
     return figure
@@ -87,7 +87,7 @@ def posterior_mean(result: CheckResult) -> Figure:
     far.set_xlabel(_position_label(result))
     for network in result.networks:
         _label_bound(far, result, network)
-    _note(far, _middle(result), 0.985, "data", ha="center", x_is_data=True)
+    _note(far, _middle(result), 0.07, "data", ha="center", x_is_data=True)
     _far_axes(far, result)
     return figure
 
@@ -255,7 +255,7 @@ def _label_far_line(axis: Axes, result: CheckResult, network: NetworkCheck) -> N
     r = result.ray.extent * (result.ray.far[-1] / result.ray.extent) ** 0.45
     number = _number(side.coefficient)
     if side.power == 0:
-        text, place, above, left = f"predicted limit {number}", result.ray.far[-1], side.coefficient > 0, False
+        text, place, above, left = f"predicted {number}", result.ray.far[-1], side.coefficient < 0, False
     else:
         text, place, above, left = f"predicted\n{number}{_times_power(side.power)}", r, side.coefficient < 0, True
     axis.annotate(

@@ -231,7 +231,8 @@ figure.half img { max-width: 660px; }
 figcaption { color: var(--grey); font-size: .9rem; margin-top: 4px; }
 table { border-collapse: collapse; width: 100%; font-size: .93rem; }
 th, td { text-align: right; padding: 7px 12px; border-bottom: 1px solid var(--line); font-variant-numeric: tabular-nums; }
-th:first-child, td:first-child { text-align: left; padding-left: 0; } td.sub { color: var(--grey); }
+th:first-child, td:first-child { text-align: left; padding-left: 0; }
+tbody td.sub { color: var(--grey); padding-left: 1.4em; }
 details { border-bottom: 1px solid var(--line); padding: 12px 0; }
 summary { cursor: pointer; padding-left: 5.6em; text-indent: -5.6em; }
 summary i { font-style: normal; font-weight: 700; display: inline-block; width: 4.4em; text-indent: 0; }
@@ -266,9 +267,7 @@ def _html(result: CheckResult, folder: Path) -> str:
         + "</tr>"
         for label, cells in rows(result)
     )
-    configs = "".join(
-        f"<h3>{LABEL[n.name]}</h3><pre>{escape(json.dumps(_plain(n.network.to_config()), indent=1))}</pre>" for n in result.networks
-    )
+    configs = "".join(f"<h3>{LABEL[n.name]}</h3><pre>{escape(_network_file(n))}</pre>" for n in result.networks)
     made_by = "Made by " + ", ".join(f"{name} {version(name)}" for name in ("ntk_ln", "jax", "numpy"))
     return f"""<!doctype html>
 <html lang="en">
@@ -296,6 +295,11 @@ def _html(result: CheckResult, folder: Path) -> str:
 </main></body>
 </html>
 """
+
+
+def _network_file(network: NetworkCheck) -> str:
+    """The network as JSON that --network reads, one layer a line."""
+    return "[\n" + ",\n".join(" " + json.dumps(_plain(layer)) for layer in network.network.to_config()) + "\n]"
 
 
 def _figure(name: str, caption: str, folder: Path) -> str:

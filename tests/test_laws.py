@@ -24,8 +24,7 @@ data = testing.datasets(points=N, features=D)
 @pytest.mark.parametrize(
     "activation", [pytest.param(name, marks=[] if name in ("relu", "erf") else [pytest.mark.slow]) for name in testing.ACTIVATIONS]
 )
-@laws
-@settings(max_examples=4)
+@settings(laws, max_examples=4)
 @given(net=testing.networks(activations=("relu",), max_depth=1), dataset=data)
 def test_a_gram_matrix_is_symmetric_psd_and_has_its_diagonal(activation, net, dataset):
     net = nl.network_from_config([c | {"name": activation} if c["layer"] == "activation" else c for c in net.to_config()])
@@ -45,8 +44,7 @@ def test_a_gram_matrix_is_symmetric_psd_and_has_its_diagonal(activation, net, da
     np.testing.assert_allclose(cross, k(x[::-1] + 0.25, x).T, rtol=0, atol=64 * EPS * np.abs(cross).max())
 
 
-@laws
-@settings(max_examples=16)
+@settings(laws, max_examples=16)
 @given(
     net=testing.networks(layer_norm=True, activations=("relu",), max_depth=1),
     dataset=data,
@@ -66,8 +64,7 @@ def test_with_a_norm_the_mean_is_bounded_and_has_a_limit(net, dataset, v, radius
     assert abs(p.mean(1e12 * v[None, :])[0] - limit.coefficient) <= slack
 
 
-@laws
-@settings(max_examples=8)
+@settings(laws, max_examples=8)
 @given(net=testing.networks(layer_norm=False, activations=("relu", "abs"), max_depth=1), dataset=data)
 def test_without_a_norm_theorem_3_1_holds_and_no_number_is_called_a_bound(net, dataset):
     x, y = dataset
@@ -81,8 +78,7 @@ def test_without_a_norm_theorem_3_1_holds_and_no_number_is_called_a_bound(net, d
         testing.assert_bound_holds(net, x, y, noise=1.0)
 
 
-@laws
-@settings(max_examples=4)
+@settings(laws, max_examples=4)
 @given(net=testing.networks(layer_norm=True, activations=("erf",), max_depth=1), dataset=data)
 def test_erf_before_the_norm_has_no_bound(net, dataset):
     before = next(c["layer"] for c in net.to_config() if c["layer"] in ("layer_norm", "activation"))
@@ -92,8 +88,7 @@ def test_erf_before_the_norm_has_no_bound(net, dataset):
     assert (nl.kernel_sup(nl.NTK(net)).value < inf) is applies
 
 
-@laws
-@settings(max_examples=20)
+@settings(laws, max_examples=20)
 @given(net=testing.networks())
 def test_a_network_is_its_configuration(net):
     assert nl.network_from_config(net.to_config()) == net

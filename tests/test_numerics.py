@@ -27,7 +27,12 @@ def test_asin_ratio_is_the_interpolant_it_says():
 def test_arc_cosine_against_mpmath(n):
     def exact(theta):
         s, c, rest = mp.sin(theta), mp.cos(theta), mp.pi - theta
-        return (rest, s + rest * c, 3 * s * c + rest * (1 + 2 * c * c), 4 * s**3 + 15 * s * c * c + rest * (9 * s * s * c + 15 * c**3))[n]
+        return (
+            rest,
+            s + rest * c,
+            3 * s * c + rest * (1 + 2 * c * c),
+            4 * s**3 + 15 * s * c * c + rest * (9 * s * s * c + 15 * c**3),
+        )[n]
 
     with enable_x64(True), mp.workdps(60):
         z = np.concatenate([POINTS, 1 - POINTS])
@@ -53,7 +58,9 @@ def test_arc_cosine_derivatives_are_prices_theorem(n):
         assert np.isfinite(jax.grad(lambda z: nm.arc_cosine(n, z, 1 - z)[0])(0.0))
 
 
-@pytest.mark.parametrize("function", [nm.sqrt, lambda x: nm.hypot(x, x), lambda x: nm.divide(x, x), lambda x: nm.arc_cosine(0, x, 1 - x)[0]])
+@pytest.mark.parametrize(
+    "function", [nm.sqrt, lambda x: nm.hypot(x, x), lambda x: nm.divide(x, x), lambda x: nm.arc_cosine(0, x, 1 - x)[0]]
+)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_derivatives_are_finite_at_the_singular_point(function, dtype):
     with enable_x64(dtype == np.float64):

@@ -216,6 +216,11 @@ def test_number_text():
     assert {value: plots._number(value) for value in cases} == cases
 
 
+def test_page_shows_a_network_file(result):
+    config = json.loads(report._network_file(result.networks[1]))
+    assert nl.network_from_config(config).to_config() == result.networks[1].network.to_config()
+
+
 def test_fate(result):
     plain, normed = result.networks
     assert report.fate(plain) == "grows without end, like |x|"

@@ -24,7 +24,11 @@ def test_3_1_holds_without_a_norm(net):
 
 def test_3_1_predicts_the_power_of_the_degree():
     net = nl.Network(
-        nl.Dense(b_std=0.3), nl.Activation("relu_power", degree=2), nl.Dense(b_std=0.3), nl.Activation("relu_power", degree=2), nl.Dense()
+        nl.Dense(b_std=0.3),
+        nl.Activation("relu_power", degree=2),
+        nl.Dense(b_std=0.3),
+        nl.Activation("relu_power", degree=2),
+        nl.Dense(),
     )
     check = nl.check_theorem_3_1(net, X, Y)
     assert check.holds

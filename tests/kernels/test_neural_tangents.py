@@ -80,9 +80,7 @@ def test_wraps_a_kernel_fn():
     # Not translated, since it is NaN between an input and itself; between others it checks relu_power all the same.
     square = stax.RectifiedMonomial(2)
     _, _, kernel_fn = stax.serial(stax.Dense(1, 1.2, 0.3), stax.LayerNorm(eps=0.1), square, stax.Dense(1, 0.9, 0.5))
-    net = Network(
-        Dense(w_std=1.2, b_std=0.3), LayerNorm(eps=0.1), Activation("relu_power", degree=2), Dense(w_std=0.9, b_std=0.5)
-    )
+    net = Network(Dense(w_std=1.2, b_std=0.3), LayerNorm(eps=0.1), Activation("relu_power", degree=2), Dense(w_std=0.9, b_std=0.5))
     pair, wanted = NeuralTangentsKernel(kernel_fn).pair(X1, X2), without_jit(NTK(net).pair, X1, X2)
     assert isinstance(pair.ntk, np.ndarray)
     assert relative_difference(pair.ntk, wanted.ntk) < 1e-10
