@@ -4,6 +4,7 @@ Nothing is read or written here; `ntk_ln.report` and `ntk_ln.plots` show the res
 """
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -90,18 +91,23 @@ class NetworkCheck:
     far_field: tuple[FarLine, ...]
     neural_tangents: float | None
     empirical: tuple[WidthError, ...]
+    theorems: tuple[nl.TheoremCheck, ...]  # those that apply
     curves: Curves
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The plain network first, then the one with LayerNorm; and the theorems that apply, each with its network's name."""
+    """The plain network first, then the one with LayerNorm."""
 
     data: Dataset
     noise: float
     ray: Ray
     networks: tuple[NetworkCheck, NetworkCheck]
-    theorems: tuple[tuple[str, nl.TheoremCheck], ...]
+
+    @property
+    def theorems(self) -> list[tuple[str, nl.TheoremCheck]]:
+        """The theorems that apply, each with its network's name."""
+        return [(network.name, check) for network in self.networks for check in network.theorems]
 
     @property
     def holds(self) -> bool:
@@ -138,7 +144,7 @@ def fit(data: Dataset, network: nl.Network, noise: float = 0.0) -> Fitted:
     return {name: (net, nl.posterior(nl.NTK(net), data.x, data.y, noise=noise)) for name, net in named}
 
 
-STEPS = 13  # calls of `on_step` in `check`: six a network, and the theorems
+STEPS = 14  # calls of `on_step` in `check`: seven a network
 
 
 def check(data: Dataset, fitted: Fitted, noise: float = 0.0, on_step: Callable[[str], None] = lambda step: None) -> CheckResult:
@@ -148,16 +154,16 @@ def check(data: Dataset, fitted: Fitted, noise: float = 0.0, on_step: Callable[[
         data: what the posteriors were fitted to.
         fitted: from `fit` with the same `noise`.
         noise: variance of the observation noise.
-        on_step: called with a few words before each of the `STEPS` steps.
+        on_step: called with a few words before each of the `STEPS` steps, from two threads.
     """
     ray = make_ray(data.x)
-    plain, normed = (_check_network(name, *pair, data.x, ray, on_step) for name, pair in fitted.items())
-    on_step("theorems")
-    theorems = []
-    for name, (network, p) in fitted.items():
-        checks = (theorem_3_1(p), nl.check_theorem_3_2(network), theorem_3_3(p))
-        theorems += [(name, found) for found in checks if found.applies]
-    return CheckResult(data, noise, ray, (plain, normed), tuple(theorems))
+
+    def run(name: str) -> NetworkCheck:
+        return _check_network(name, *fitted[name], data.x, ray, on_step)
+
+    with ThreadPoolExecutor(2) as pool:  # most of the time goes into compiling, which runs beside Python
+        plain, normed = pool.map(run, ("plain", "layer_norm"))
+    return CheckResult(data, noise, ray, (plain, normed))
 
 
 def _check_network(
@@ -184,7 +190,21 @@ def _check_network(
     on_step(f"{name}: neural-tangents")
     kept = _spread(len(x), PEER_ROWS)
     peer = _peer_difference(network, x[kept], gram[np.ix_(kept, kept)])
-    return NetworkCheck(name, network, p.min_eigenvalue, kernel_sup, bounds, sup_norm, far_field, peer, empirical, curves)
+    on_step(f"{name}: theorems")
+    checks = (theorem_3_1(p), nl.check_theorem_3_2(network), theorem_3_3(p))
+    return NetworkCheck(
+        name=name,
+        network=network,
+        min_eigenvalue=p.min_eigenvalue,
+        kernel_sup=kernel_sup,
+        bounds=bounds,
+        sup_norm=sup_norm,
+        far_field=far_field,
+        neural_tangents=peer,
+        empirical=empirical,
+        theorems=tuple(check for check in checks if check.applies),
+        curves=curves,
+    )
 
 
 def make_ray(x: np.ndarray) -> Ray:

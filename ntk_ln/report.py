@@ -171,7 +171,6 @@ def rows(result: CheckResult) -> list[tuple[str, list[str]]]:
     lines = [
         ("smallest eigenvalue of K", [_number(n.min_eigenvalue.value) for n in networks]),
         ("  certified lower bound", [_number(n.min_eigenvalue.lower) for n in networks]),
-        ("  with the noise", [_number(n.bounds.effective_eigenvalue) for n in networks]),
         ("C = sup Theta(x, x)", [_number(n.kernel_sup.value) for n in networks]),
         ("largest |mean| found", [_number(n.sup_norm.value) for n in networks]),
         ("  at", [_place(n.sup_norm) for n in networks]),
@@ -179,6 +178,8 @@ def rows(result: CheckResult) -> list[tuple[str, list[str]]]:
         ("bound: spectral", [_number(n.bounds.spectral) for n in networks]),
         ("bound: dataset", [_number(n.bounds.dataset) for n in networks]),
     ]
+    if result.noise > 0:
+        lines.insert(2, ("  with the noise", [_number(n.bounds.effective_eigenvalue) for n in networks]))
     ends = ("+x", "-x") if result.data.x.shape[1] == 1 else ("one end of the line", "the other end")
     for i, end in enumerate(ends):
         lines.append((f"far field, {end}", [_far(n.far_field[i]) for n in networks]))

@@ -125,7 +125,7 @@ def assert_bound_holds(net: Network, x: Any, y: Any, *, noise: float = 0.0, poin
     >>> import ntk_ln as nl
     >>> b = assert_bound_holds(nl.mlp(1, layer_norm="first"), np.array([[1.0], [2.0]]), np.array([0.0, 1.0]))
     >>> round(b.kernel_sup, 3)
-    1.515
+    1.01
     """
     p = posterior(NTK(net), x, y, noise=noise)
     bound = sup_norm_bound(p)
