@@ -102,9 +102,9 @@ class Network(eqx.Module):
                 raise ValueError(f"`net.init(key, ...)` needs {name} >= 1. Got {value}.")
         dtype = jnp.result_type(float) if dtype is None else dtype
         n_in, params = in_features, []
-        for layer, layer_key in zip(self.layers, jax.random.split(key, len(self.layers)), strict=True):
-            is_dense = isinstance(layer, Dense)
-            n_out = n_in if not is_dense else out_features if layer is self.layers[-1] else width
+        last = len(self.layers) - 1
+        for position, (layer, layer_key) in enumerate(zip(self.layers, jax.random.split(key, last + 1), strict=True)):
+            n_out = n_in if not isinstance(layer, Dense) else out_features if position == last else width
             params.append(layer.init(layer_key, n_in, n_out, dtype))
             n_in = n_out
         return tuple(params)
@@ -260,8 +260,10 @@ def _normed_layers(call: str, depth: int, layer_norm: str | Sequence[int]) -> se
         if layer_norm not in named:
             raise ValueError(f"`{call}(layer_norm=...)` knows {', '.join(named)} or layer numbers from 1. Got {layer_norm!r}.")
         normed = named[layer_norm]
-    else:
+    elif isinstance(layer_norm, Sequence | set | frozenset):
         normed = set(layer_norm)
+    else:
+        raise TypeError(f"`{call}(layer_norm=...)` needs a name or a sequence of layer numbers, such as (1,). Got {layer_norm!r}.")
     if not normed <= set(range(1, depth + 1)):
         raise ValueError(f"`{call}(depth, layer_norm=...)` counts hidden layers from 1 to depth={depth}. Got {layer_norm!r}.")
     return normed

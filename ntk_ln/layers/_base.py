@@ -61,6 +61,8 @@ def non_negative(value: Any, call: str) -> Any:
     if is_tracer(value):
         return value
     try:
+        if isinstance(value, str | bytes):
+            raise TypeError
         number = float(value)
     except (TypeError, ValueError):
         # Pytree transformations rebuild modules with placeholders for leaves; only numbers can be judged.

@@ -53,11 +53,17 @@ class Dense(AbstractLayer):
 
     def ntk_share(self, params, x1, g1, x2, g2):
         # sum over weights of df/dW df'/dW: one product of inputs times one of signals, never a Jacobian.
+        # Rows are brought to order 1 first: far from the data inputs are huge and, under a norm, signals as tiny.
         highest = jax.lax.Precision.HIGHEST
-        w_var = jnp.asarray(self.w_std**2 / x1.shape[1], x1.dtype)
-        b_var = jnp.asarray(self.b_std**2, x1.dtype)
-        inputs = w_var * jnp.matmul(x1, x2.T, precision=highest) + b_var
-        return inputs * jnp.matmul(g1, g2.T, precision=highest)
+        (a1, g1, size1), (a2, g2, size2) = self._rows(x1, g1), self._rows(x2, g2)
+        product = jnp.matmul(a1, a2.T, precision=highest) * jnp.matmul(g1, g2.T, precision=highest)
+        return size1[:, None] * (product * size2[None, :])
+
+    def _rows(self, x, g):
+        weight, bias = jnp.asarray(self.w_std / x.shape[1] ** 0.5, x.dtype), jnp.asarray(self.b_std, x.dtype)
+        rows = jnp.concatenate([x * weight, jnp.broadcast_to(bias, (len(x), 1))], axis=1)
+        row_size, signal_size = jnp.max(jnp.abs(rows), axis=1), jnp.max(jnp.abs(g), axis=1)
+        return divide(rows, row_size[:, None]), divide(g, signal_size[:, None]), row_size * signal_size
 
     # Infinite width
 

@@ -53,8 +53,11 @@ class LayerNorm(AbstractLayer):
 
     def _normalise(self, x):
         centred = x - jnp.mean(x, axis=1, keepdims=True)
-        variance = jnp.mean(centred * centred, axis=1, keepdims=True)
-        return centred * jax.lax.rsqrt(variance + jnp.asarray(self.eps, x.dtype))
+        root_eps = sqrt(jnp.asarray(self.eps, x.dtype))
+        # The size cancels, so it carries no derivative; without it squares over- and underflow.
+        size = jax.lax.stop_gradient(jnp.maximum(jnp.max(jnp.abs(centred), axis=1, keepdims=True), root_eps))
+        scaled, root = divide(centred, size), divide(root_eps, size)
+        return scaled * jax.lax.rsqrt(jnp.mean(scaled * scaled, axis=1, keepdims=True) + root * root)
 
     def ntk_share(self, params, x1, g1, x2, g2):
         if not self.affine:
