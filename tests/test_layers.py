@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 
 import ntk_ln as nl
-
-EPS32 = np.finfo(np.float32).eps
 from ntk_ln._dtype import enable_x64
 
-EPS = np.finfo(np.float64).eps
+EPS, EPS32 = np.finfo(np.float64).eps, np.finfo(np.float32).eps
 RNG = np.random.default_rng(11)
 X = RNG.normal(size=(4, 3))
 
