@@ -61,7 +61,7 @@ def check_theorem_3_1(net: Network, x: Any, y: Any, *, noise: float = 0.0) -> Th
     >>> check.applies, check.holds
     (True, True)
     """
-    reason = _why_3_1_does_not_apply(net, y)
+    reason = _why_3_1_does_not_apply(net, x, y)
     if reason:
         return TheoremCheck("3.1", False, None, STATEMENT_3_1, {"reason": reason})
     return theorem_3_1(posterior(NTK(net), x, y, noise=noise))
@@ -70,7 +70,7 @@ def check_theorem_3_1(net: Network, x: Any, y: Any, *, noise: float = 0.0) -> Th
 def theorem_3_1(p: Posterior) -> TheoremCheck:
     """`check_theorem_3_1` on a posterior that is there already."""
     net = p.kernel.network
-    reason = _why_3_1_does_not_apply(net, p.y)
+    reason = _why_3_1_does_not_apply(net, p.x, p.y)
     if reason:
         return TheoremCheck("3.1", False, None, STATEMENT_3_1, {"reason": reason})
     data, witness = _growth(p), _growth(_witness(p.kernel, np.shape(p.x)[1]))
@@ -171,7 +171,7 @@ def theorem_3_3(p: Posterior) -> TheoremCheck:
     return TheoremCheck("3.3", True, holds, STATEMENT_3_3, evidence)
 
 
-def _why_3_1_does_not_apply(net: Network, y: Any) -> str | None:
+def _why_3_1_does_not_apply(net: Network, x: Any, y: Any) -> str | None:
     growth = net.growth
     if growth.normalised:
         return "the network has a norm layer"
@@ -179,6 +179,8 @@ def _why_3_1_does_not_apply(net: Network, y: Any) -> str | None:
         return "an activation has degree n <= 1/2 (erf, step: the mean stays bounded without a norm layer)"
     if not np.any(np.asarray(y)):
         return "all targets are 0, and so is the mean"
+    if not np.any(np.asarray(x)):
+        return "all inputs are 0: there is no training direction"
     return None
 
 
