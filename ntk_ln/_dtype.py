@@ -1,5 +1,6 @@
 """What comes in goes out: validation of inputs and the scoped precision they are computed in."""
 
+import importlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import reduce
@@ -13,9 +14,7 @@ from jax.core import Tracer
 if hasattr(jax, "enable_x64"):
     _enable_x64: Any = jax.enable_x64
 else:  # before JAX 0.8
-    from jax import experimental
-
-    _enable_x64: Any = experimental.enable_x64
+    _enable_x64: Any = getattr(importlib.import_module("jax.experimental"), "enable_x64")  # noqa: B009
 
 
 def enable_x64(on: bool) -> AbstractContextManager[Any]:
