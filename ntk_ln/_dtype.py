@@ -40,6 +40,15 @@ def is_tracer(value: Any) -> bool:
     return isinstance(value, Tracer)
 
 
+def same_rows(x1: Any, x2: Any) -> bool:
+    """Whether two inputs are the same rows: their Gram is then computed as one, exactly symmetric."""
+    if x1 is x2:
+        return True
+    if is_tracer(x1) or is_tracer(x2) or x1.shape != x2.shape:
+        return False
+    return bool(np.array_equal(np.asarray(x1), np.asarray(x2)))
+
+
 def check_rows(x: Any, call: str, name: str = "x") -> Any:
     """An array of shape (n, d), d >= 1, finite; NumPy unless it already is a JAX array."""
     array = x if isinstance(x, jax.Array) else _to_numpy(x, call, name)

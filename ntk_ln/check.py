@@ -191,7 +191,7 @@ def _check_network(
     kept = _spread(len(x), PEER_ROWS)
     peer = _peer_difference(network, x[kept], gram[np.ix_(kept, kept)])
     on_step(f"{name}: theorems")
-    checks = (theorem_3_1(p), nl.check_theorem_3_2(network), theorem_3_3(p))
+    checks = (theorem_3_1(p), nl.check_theorem_3_2(network), theorem_3_3(p, sup_norm))
     return NetworkCheck(
         name=name,
         network=network,

@@ -103,6 +103,9 @@ def main(arguments: list[str] | None = None) -> None:
         status = _fail(error)
     except (KeyboardInterrupt, typer.Abort):
         status = 130
+    except BrokenPipeError:  # the reader of a pipe has seen enough; the report is there
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 0
     except Exception as error:
         usage = getattr(error, "format_message", None)  # an error of the parser, whose classes typer does not export
         if usage is not None:

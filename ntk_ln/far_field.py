@@ -59,37 +59,30 @@ def far_field(p: Posterior, direction: Any) -> FarField:
         raise ValueError(f"`far_field(p, direction)` needs a finite, non-zero direction of shape ({d},). Got {direction!r}.")
     with enable_x64(True):
         v, _ = unit_rows(jnp.asarray(vector[None, :]))
-        x, alpha = as_wide(p)
+        x, alpha = (jnp.asarray(np.asarray(array, np.float64)) for array in (p.x, p.alpha))
         coefficient, correction = (np.asarray(value)[0] for value in _expansion(p.kernel, x, alpha, v))
     return FarField(p.kernel.growth.mean, coefficient, correction, 1)
 
 
 @jax.jit
 def _expansion(kernel, x, alpha, v):
+    def mean(u):
+        return jnp.matmul(kernel.homogeneous(v, u, x), alpha, precision=jax.lax.Precision.HIGHEST)
+
     u = jnp.zeros(len(v), v.dtype)
-    return jax.jvp(lambda u: homogeneous_mean(kernel, x, alpha, v, u), (u,), (jnp.ones_like(u),))
+    return jax.jvp(mean, (u,), (jnp.ones_like(u),))
 
 
-def homogeneous_mean(kernel: AbstractClosedForm, x: Any, alpha: Any, v: Any, u: Any) -> Any:
-    """u^p f(v/u) for points v/u of the half-sphere, v (m, d) and u (m,)."""
-    return jnp.matmul(kernel.homogeneous(v, u, x), alpha, precision=jax.lax.Precision.HIGHEST)
-
-
-def as_wide(p: Posterior) -> tuple[Any, Any]:
-    """Training inputs and coefficients in float64, under an enclosing `enable_x64`."""
-    return jnp.asarray(np.asarray(p.x, np.float64)), jnp.asarray(np.asarray(p.alpha, np.float64))
-
-
-_BLOCK = 256  # points at once: one shape, one compilation
+_BLOCKS = 32, 256  # points at once, when they are few and many: two shapes, two compilations
 
 
 def homogeneous_kernel(p: Posterior, v: np.ndarray, u: np.ndarray) -> np.ndarray:
     """u^p k(v/u, x_i) between points of the half-sphere, v (m, d) and u (m,), and the training rows: (m, n) in float64."""
-    m = len(v)
-    v, u = np.concatenate([v, np.repeat(v[-1:], -m % _BLOCK, 0)]), np.concatenate([u, np.repeat(u[-1:], -m % _BLOCK)])
+    m, block = len(v), _BLOCKS[len(v) > _BLOCKS[0]]
+    v, u = np.concatenate([v, np.repeat(v[-1:], -m % block, 0)]), np.concatenate([u, np.repeat(u[-1:], -m % block)])
     with enable_x64(True):
         x = jnp.asarray(np.asarray(p.x, np.float64))
-        blocks = [slice(i, i + _BLOCK) for i in range(0, len(v), _BLOCK)]
+        blocks = [slice(i, i + block) for i in range(0, len(v), block)]
         return np.concatenate([np.asarray(p.kernel.homogeneous(jnp.asarray(v[b]), jnp.asarray(u[b]), x)) for b in blocks])[:m]
 
 

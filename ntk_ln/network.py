@@ -1,13 +1,16 @@
 """Networks: layers in a row, the builders of the usual ones, and their plain configuration."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from ntk_ln._dtype import enable_x64, is_tracer
 from ntk_ln.activations import activation_by_name
 from ntk_ln.layers import AbstractLayer, Activation, Dense, Growth, Inputs, LayerNorm, State
 from ntk_ln.layers._base import Params, is_zero
@@ -69,6 +72,20 @@ class Network(eqx.Module):
                 return is_zero(layer.eps)
         return False
 
+    def check_rows(self, call: str, *inputs: Any) -> None:
+        """Raises where a norm layer makes 0/0 of a row; traced values cannot be looked at."""
+        if not self.undefined_at_zero:
+            return
+        for x in inputs:
+            if x is None or is_tracer(x):
+                continue
+            rows = np.flatnonzero(~np.asarray(x).any(axis=1))
+            if rows.size:
+                raise ValueError(
+                    f"`{call}`: a norm layer without eps after layers without biases makes 0/0 of a zero input. Row {rows[0]} "
+                    f"is zero. Give a Dense before the norm a b_std > 0, or the norm an eps > 0."
+                )
+
     def propagate(self, state: Inputs) -> State:
         """The infinite-width state of a pair after the last layer."""
         current: Inputs | State = state
@@ -100,13 +117,14 @@ class Network(eqx.Module):
         for name, value in (("in_features", in_features), ("width", width), ("out_features", out_features)):
             if value < 1:
                 raise ValueError(f"`net.init(key, ...)` needs {name} >= 1. Got {value}.")
-        dtype = jnp.result_type(float) if dtype is None else dtype
+        dtype = jnp.result_type(float) if dtype is None else np.dtype(dtype)
         n_in, params = in_features, []
         last = len(self.layers) - 1
-        for position, (layer, layer_key) in enumerate(zip(self.layers, jax.random.split(key, last + 1), strict=True)):
-            n_out = n_in if not isinstance(layer, Dense) else out_features if position == last else width
-            params.append(layer.init(layer_key, n_in, n_out, dtype))
-            n_in = n_out
+        with _precision(dtype):
+            for position, (layer, layer_key) in enumerate(zip(self.layers, jax.random.split(key, last + 1), strict=True)):
+                n_out = n_in if not isinstance(layer, Dense) else out_features if position == last else width
+                params.append(layer.init(layer_key, n_in, n_out, dtype))
+                n_in = n_out
         return tuple(params)
 
     def apply(self, params: Sequence[Params], x: Float[Array, "n d"]) -> Float[Array, "n k"]:
@@ -119,11 +137,13 @@ class Network(eqx.Module):
         """
         if len(params) != len(self.layers):
             raise ValueError(f"`net.apply(params, x)` needs one entry a layer, {len(self.layers)}. Got {len(params)}.")
-        x = jnp.asarray(x, params[0]["w"].dtype)
-        if x.ndim != 2 or x.shape[1] != params[0]["w"].shape[0]:
-            raise ValueError(f"`net.apply(params, x)` needs x of shape (n, {params[0]['w'].shape[0]}). Got shape {x.shape}.")
-        for layer, layer_params in zip(self.layers, params, strict=True):
-            x = layer.apply(layer_params, x)
+        dtype = params[0]["w"].dtype
+        with _precision(dtype):
+            x = jnp.asarray(x, dtype)
+            if x.ndim != 2 or x.shape[1] != params[0]["w"].shape[0]:
+                raise ValueError(f"`net.apply(params, x)` needs x of shape (n, {params[0]['w'].shape[0]}). Got shape {x.shape}.")
+            for layer, layer_params in zip(self.layers, params, strict=True):
+                x = layer.apply(layer_params, x)
         return x
 
     def to_config(self) -> list[dict[str, Any]]:
@@ -133,6 +153,11 @@ class Network(eqx.Module):
         [{'layer': 'dense', 'w_std': 1.0, 'b_std': 0.0}]
         """
         return [layer.to_config() for layer in self.layers]
+
+
+def _precision(dtype: Any) -> Any:
+    """JAX narrows float64 silently unless told not to."""
+    return enable_x64(True) if dtype == np.float64 else nullcontext()
 
 
 LAYERS: dict[str, Callable[..., AbstractLayer]] = {

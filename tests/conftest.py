@@ -25,3 +25,8 @@ def flags_untouched():
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)
+
+
+@pytest.fixture
+def data(rng) -> tuple[np.ndarray, np.ndarray]:
+    return rng.standard_normal((12, 3)), rng.standard_normal(12)

@@ -122,3 +122,25 @@ def network_covered(config: list[dict[str, Any]]) -> bool:
 def uses_quadrature(config: list[dict[str, Any]]) -> bool:
     """Whether an activation of the network has no closed form."""
     return any(layer.get("name") in QUADRATURE or uses_quadrature(layer.get("body", [])) for layer in config)
+
+
+# --- Posteriors ----------------------------------------------------------------------------------------------------------
+
+KERNEL = nl.NTK(nl.mlp(1))
+NO_BIAS = nl.NTK(nl.mlp(1, b_std=0.0, b_out=0.0))
+
+
+class Plain:
+    """A kernel with the protocol and nothing else: whatever Gram matrix it is told, or a squared exponential."""
+
+    def __init__(self, gram=None):
+        self.fixed = gram
+
+    def __call__(self, x1, x2=None):
+        if self.fixed is not None:
+            return self.fixed
+        x2 = x1 if x2 is None else x2
+        return np.exp(-((x1[:, None, :] - x2[None, :, :]) ** 2).sum(axis=2))
+
+    def diag(self, x):
+        return np.ones(len(x))

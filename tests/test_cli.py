@@ -35,7 +35,7 @@ def table():
 @pytest.fixture
 def run(capsys):
     def run_command(*arguments):
-        with pytest.raises(SystemExit) as stopped:
+        with pytest.raises(SystemExit, match=r"^\d+$") as stopped:
             cli.main([str(argument) for argument in arguments])
         output = capsys.readouterr()
         return stopped.value.code, output.out, output.err

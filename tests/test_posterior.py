@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
-from helpers import assert_accurate, load_cases, network_covered
+from helpers import KERNEL, NO_BIAS, Plain, assert_accurate, load_cases, network_covered
 
 import ntk_ln as nl
 from ntk_ln import log_marginal_likelihood
@@ -18,30 +18,6 @@ from ntk_ln.posterior import posterior
 EPS = np.finfo(np.float64).eps
 CASES = load_cases("posteriors")
 MODULE = importlib.import_module("ntk_ln.posterior")
-KERNEL = nl.NTK(nl.mlp(1))
-NO_BIAS = nl.NTK(nl.mlp(1, b_std=0.0, b_out=0.0))
-
-
-@pytest.fixture
-def data(rng):
-    return rng.standard_normal((12, 3)), rng.standard_normal(12)
-
-
-class Plain:
-    """A kernel with the protocol and nothing else: whatever Gram matrix it is told, or a squared exponential."""
-
-    def __init__(self, gram=None):
-        self.fixed = gram
-
-    def __call__(self, x1, x2=None):
-        if self.fixed is not None:
-            return self.fixed
-        x2 = x1 if x2 is None else x2
-        return np.exp(-((x1[:, None, :] - x2[None, :, :]) ** 2).sum(axis=2))
-
-    def diag(self, x):
-        return np.ones(len(x))
-
 
 # --- Reference tables ----------------------------------------------------------------------------------------------------
 

@@ -6,33 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import KERNEL, NO_BIAS, Plain
 
 import ntk_ln as nl
 from ntk_ln._dtype import enable_x64
 from ntk_ln.posterior import load_posterior, posterior
 
 MODULE = importlib.import_module("ntk_ln.posterior")
-KERNEL = nl.NTK(nl.mlp(1))
-NO_BIAS = nl.NTK(nl.mlp(1, b_std=0.0, b_out=0.0))
-
-
-@pytest.fixture
-def data(rng):
-    return rng.standard_normal((12, 3)), rng.standard_normal(12)
-
-
-class Plain:
-    """A kernel with the protocol and nothing else, whose Gram matrix is told."""
-
-    def __init__(self, gram):
-        self.fixed = gram
-
-    def __call__(self, x1, x2=None):
-        return self.fixed
-
-    def diag(self, x):
-        return np.ones(len(x))
-
 
 # --- Kinds of arrays -----------------------------------------------------------------------------------------------------
 
@@ -138,7 +118,7 @@ def test_refused_files(tmp_path, data):
     for name in ("text", "other.npz"):
         with pytest.raises(ValueError, match=r"needs a file of `p.save"):
             load_posterior(tmp_path / name)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match="missing"):
         load_posterior(tmp_path / "missing")
 
 

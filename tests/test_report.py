@@ -260,12 +260,12 @@ def test_stopped_half_way_leaves_the_folder_as_it_was(result, tmp_path, monkeypa
 
     def stop(name, *args):
         if name == "kernels":
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt("stop")
         draw(name, *args)
 
     monkeypatch.setattr(plots, "draw", stop)
     for name in ("old", "new"):
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt, match="stop"):
             report.write(result, tmp_path / name)
     assert [entry.name for entry in tmp_path.iterdir()] == ["old"]
     assert (tmp_path / "old" / "report.json").stat().st_ino == before

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ntk_ln._dtype import computing, is_tracer
+from ntk_ln._dtype import computing, is_tracer, same_rows
 from ntk_ln.kernels._base import AbstractKernel, KernelPair
 from ntk_ln.layers import Growth, Inputs, Pairing, State
 from ntk_ln.network import Network
@@ -42,18 +42,18 @@ class AbstractClosedForm(AbstractKernel):
     def _blocks(self, select: Callable[[KernelPair], Any], x1: Any, x2: Any) -> Any:
         call = f"{type(self).__name__}(net)(x1, x2)"
         with computing(call, x1, x2, traced=self._traced) as inputs:
-            self._check_zero(call, inputs.x1, inputs.x2)
+            self.network.check_rows(call, inputs.x1, inputs.x2)
             if inputs.x1.shape[0] == 0 or (inputs.x2 is not None and inputs.x2.shape[0] == 0):
                 empty = jnp.zeros((len(inputs.x1), len(inputs.x1 if inputs.x2 is None else inputs.x2)), inputs.x1.dtype)
                 return inputs.give_back(select(KernelPair(empty, empty)))
-            same = inputs.x2 is None or _equal(inputs.x1, inputs.x2)
+            same = inputs.x2 is None or same_rows(inputs.x1, inputs.x2)
             result = _gram(select, self.network, inputs.x1, None if same else inputs.x2)
             return inputs.give_back(jax.tree.map(_mirrored, result) if same else result)
 
     def diag(self, x: Any) -> Any:
         call = f"{type(self).__name__}(net).diag(x)"
         with computing(call, x, traced=self._traced) as inputs:
-            self._check_zero(call, inputs.x1)
+            self.network.check_rows(call, inputs.x1)
             return inputs.give_back(_diagonal(self._select, self.network, inputs.x1))
 
     def homogeneous(self, v: Float[Array, "n1 d"], u: Float[Array, " n1"], x2: Float[Array, "n2 d"]) -> Float[Array, "n1 n2"]:
@@ -70,19 +70,6 @@ class AbstractClosedForm(AbstractKernel):
     @property
     def _traced(self) -> bool:
         return any(is_tracer(leaf) for leaf in jax.tree.leaves(self))
-
-    def _check_zero(self, call: str, *inputs: Any) -> None:
-        if self._traced or not self.network.undefined_at_zero:
-            return
-        for x in inputs:
-            if x is None or is_tracer(x):
-                continue
-            rows = np.flatnonzero(~np.asarray(x).any(axis=1))
-            if rows.size:
-                raise ValueError(
-                    f"`{call}`: a norm layer without eps after layers without biases makes 0/0 of a zero input. Row {rows[0]} "
-                    f"is zero. Give a Dense before the norm a b_std > 0, or the norm an eps > 0."
-                )
 
 
 class NTK(AbstractClosedForm):
@@ -140,15 +127,6 @@ class NNGP(AbstractClosedForm):
 
 def _both(pair: KernelPair) -> KernelPair:
     return pair
-
-
-def _equal(x1, x2) -> bool:
-    """Whether two inputs are the same rows: their Gram is then computed as one, exactly symmetric."""
-    if x1 is x2:
-        return True
-    if is_tracer(x1) or is_tracer(x2) or x1.shape != x2.shape:
-        return False
-    return bool(np.array_equal(np.asarray(x1), np.asarray(x2)))
 
 
 def _coordinates(x):

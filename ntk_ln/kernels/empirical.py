@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ntk_ln._dtype import Inputs, check_rows, computing, enable_x64, is_tracer
+from ntk_ln._dtype import Inputs, check_rows, computing, enable_x64, is_tracer, same_rows
 from ntk_ln.kernels._base import AbstractKernel, KernelPair
 from ntk_ln.layers import Dense
 from ntk_ln.network import Network
@@ -54,7 +54,7 @@ class EmpiricalNTK(AbstractKernel):
     >>> from ntk_ln import Dense, Network
     >>> net = Network(Dense(b_std=1.0))
     >>> params = net.init(jax.random.key(0), in_features=2, width=1)
-    >>> EmpiricalNTK(net, params)([[1, 2], [3, -1]])
+    >>> EmpiricalNTK(net, params)([[1, 2], [3, -1]]).round(3)
     array([[3.5, 1.5],
            [1.5, 6. ]], dtype=float32)
     """
@@ -121,7 +121,7 @@ class EmpiricalNTK(AbstractKernel):
         x1 = cast(x1, "x" if x2 is None else "x1")
         x2 = None if x2 is None else cast(x2, "x2")
         with computing(call, x1, x2, traced=any(is_tracer(leaf) for leaf in jax.tree.leaves(self))) as inputs, scope():
-            if _equal(x1, x2):
+            if x2 is not None and same_rows(x1, x2):
                 inputs = inputs._replace(x2=None)
             yield inputs, jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype) if _is_trained(leaf) else leaf, self.params)
 
@@ -132,13 +132,7 @@ class EmpiricalNTK(AbstractKernel):
         features = self.params[first]["w"].shape[0]
         if x.shape[1] != features:
             raise ValueError(f"`{call}` needs `{name}` of shape (n, {features}), as the parameters have it. Got shape {x.shape}.")
-        if is_tracer(x) or any(is_tracer(leaf) for leaf in jax.tree.leaves(self.network)):
-            return
-        if self.network.undefined_at_zero and (zero := np.flatnonzero(~np.asarray(x).any(axis=1))).size:
-            raise ValueError(
-                f"`{call}`: a norm layer without eps after layers without biases makes 0/0 of a zero input. Row {zero[0]} of "
-                f"`{name}` is zero. Give a Dense before the norm a b_std > 0, or the norm an eps > 0."
-            )
+        self.network.check_rows(call, x)
 
 
 # --- What comes in -------------------------------------------------------------------------------------------------------
@@ -146,12 +140,6 @@ class EmpiricalNTK(AbstractKernel):
 
 def _is_trained(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray | np.generic) and jnp.issubdtype(leaf.dtype, jnp.floating)
-
-
-def _equal(x1: Any, x2: Any) -> bool:
-    if x2 is None or is_tracer(x1) or is_tracer(x2) or x1.shape != x2.shape:
-        return False
-    return bool((np.asarray(x1) == np.asarray(x2)).all())
 
 
 def _check_fits(network: Network, params: Any) -> None:

@@ -35,7 +35,7 @@ class NeuralTangentsKernel(AbstractKernel):
 
     Accuracy: neural-tangents' own. float64: rounding on the diagonal of k(x), 1e-10 between inputs well apart, but 1e-8 between
     near-duplicates, k(x, copy of x) included. From |x| = 1e77 (float32: 1e10) its products overflow, to NaN or, after a
-    LayerNorm, to wrong numbers. A zero input is NaN where a norm layer makes 0/0 of it (tests/kernels/test_neural_tangents.py).
+    LayerNorm, to wrong numbers (tests/kernels/test_neural_tangents.py).
 
     References:
         Novak et al. (2020), "Neural Tangents: fast and easy infinite neural networks in Python".
@@ -105,6 +105,8 @@ class NeuralTangentsKernel(AbstractKernel):
         traced = any(is_tracer(leaf) for leaf in jax.tree.leaves(self))
         # TF32 products make Gram matrices indefinite.
         with computing(call, x1, x2, traced=traced) as inputs, jax.default_matmul_precision("highest"):
+            if self.network is not None:
+                self.network.check_rows(call, inputs.x1, inputs.x2)
             yield inputs
 
     def _function(self) -> Callable[..., Any]:
