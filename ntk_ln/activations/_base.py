@@ -50,6 +50,11 @@ class AbstractActivation(eqx.Module):
         """Whether phi is positively homogeneous itself, not only far out."""
         return False
 
+    @property
+    def far_limit(self) -> bool:
+        """Whether phi(c w)/c^n tends to a homogeneous function of w as c -> infinity."""
+        return True
+
     @abstractmethod
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """phi, elementwise."""
