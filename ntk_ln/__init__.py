@@ -4,8 +4,9 @@ from ntk_ln._marginal_likelihood import log_marginal_likelihood
 from ntk_ln.bounds import KernelSup, SupNorm, SupNormBound, kernel_sup, sup_norm, sup_norm_bound
 from ntk_ln.far_field import FarField, far_field
 from ntk_ln.kernels import NNGP, NTK, AbstractKernel, EmpiricalNTK, KernelPair, NeuralTangentsKernel
-from ntk_ln.layers import AbstractLayer, Activation, Dense, LayerNorm
+from ntk_ln.layers import AbstractLayer, Activation, Dense, LayerNorm, Residual, RMSNorm
 from ntk_ln.network import Network, mlp, network_from_config, paper_mlp
+from ntk_ln.parametrisation import Standard, from_standard, to_standard
 from ntk_ln.posterior import Posterior, load_posterior, posterior
 from ntk_ln.spectrum import MinEigenvalue, min_eigenvalue
 from ntk_ln.theorems import TheoremCheck, check_theorem_3_1, check_theorem_3_2, check_theorem_3_3
@@ -26,6 +27,9 @@ __all__ = [
     "Network",
     "NeuralTangentsKernel",
     "Posterior",
+    "RMSNorm",
+    "Residual",
+    "Standard",
     "SupNorm",
     "SupNormBound",
     "TheoremCheck",
@@ -33,6 +37,7 @@ __all__ = [
     "check_theorem_3_2",
     "check_theorem_3_3",
     "far_field",
+    "from_standard",
     "kernel_sup",
     "load_posterior",
     "log_marginal_likelihood",
@@ -43,4 +48,5 @@ __all__ = [
     "posterior",
     "sup_norm",
     "sup_norm_bound",
+    "to_standard",
 ]

@@ -1,6 +1,6 @@
 """Bounds of the posterior mean over all of R^d (Theorems 3.2 and 3.3), and the largest value it takes there."""
 
-from math import inf, isinf, sqrt
+from math import inf, isinf, isnan, sqrt
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ import numpy as np
 import scipy.optimize
 
 from ntk_ln._dtype import enable_x64
-from ntk_ln.far_field import closed_form, homogeneous_kernel
+from ntk_ln.far_field import check_far, closed_form, homogeneous_kernel
 from ntk_ln.kernels.closed_form import NTK, AbstractClosedForm
 from ntk_ln.posterior import Posterior
 
@@ -65,6 +65,8 @@ def kernel_sup(kernel: AbstractClosedForm) -> KernelSup:
     1.52
     """
     growth = closed_form(kernel, "kernel_sup(kernel)").growth
+    if isnan(growth.diag):
+        check_far(kernel, "kernel_sup(kernel)")
     if (growth.diag if isinstance(kernel, NTK) else growth.mean) > 0:
         return KernelSup(inf, True)
     ends = _diagonal(kernel, np.array([0.0, inf]))
@@ -84,7 +86,8 @@ def _diagonal(kernel: AbstractClosedForm, radii: np.ndarray) -> np.ndarray:
     """k(x, x) at |x|^2/d = radius^2, infinity included."""
     with enable_x64(True):
         small = radii <= 1
-        v = jnp.asarray(np.where(small, radii, 1.0))[:, None]
+        # Two opposite features, so that a LayerNorm on the raw input has something to normalise.
+        v = jnp.asarray(np.where(small, radii, 1.0))[:, None] * jnp.array([1.0, -1.0])
         u = jnp.asarray(np.where(small, 1.0, 1.0 / np.where(small, 1.0, radii)))
         return np.asarray(kernel.homogeneous_diag(v, u))
 
@@ -159,6 +162,7 @@ def sup_norm(p: Posterior, *, seed: int = 0) -> SupNorm:
     1.038
     """
     growth = closed_form(p.kernel, "sup_norm(p)").growth
+    check_far(p.kernel, "sup_norm(p)")
     x = np.asarray(p.x, dtype=np.float64)
     rng = np.random.default_rng(seed)
     if not np.any(np.asarray(p.alpha)):

@@ -1,5 +1,6 @@
 """The posterior mean far from the data: its power, its coefficient, its next term."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -24,9 +25,9 @@ class FarField(NamedTuple):
 def far_field(p: Posterior, direction: Any) -> FarField:
     r"""How the posterior mean behaves along a ray to infinity.
 
-        f(r v) = r^p (c0 + c1 / r + ...),   c0 = sum_i alpha_i Theta_hat((v, 0), x_i),   c1 = d/du at u = 0, |v| = 1.
+        f(r v) = r^p (c0 + c1 / r^k + ...),   c0 = sum_i alpha_i Theta_hat((v, 0), x_i),   c1 = d/d(u^k) at u = 0, |v| = 1.
 
-    Without a norm layer p is the product of the activations' degrees and c0 != 0 for almost every dataset (Theorem 3.1); after
+    k is 1, and smaller where a bias enters after an activation of degree n < 1 (as u^n). Without a norm layer p is the product of the activations' degrees and c0 != 0 for almost every dataset (Theorem 3.1); after
     one, p = 0 and c0 is a finite limit.
 
     Args:
@@ -38,7 +39,8 @@ def far_field(p: Posterior, direction: Any) -> FarField:
 
     Raises:
         TypeError: a kernel without a closed form.
-        ValueError: a zero, non-finite or mis-shaped direction.
+        ValueError: a zero, non-finite or mis-shaped direction; a network without a far limit (sin, cos before any norm layer, or
+            an activation whose degree is not given).
 
     Accuracy: c1 matches r (f(r v) - c0) to 1e-3 at r = 1e3 (tests/test_far_field.py).
 
@@ -57,17 +59,22 @@ def far_field(p: Posterior, direction: Any) -> FarField:
     vector = np.asarray(direction, dtype=np.float64)
     if vector.shape != (d,) or not np.isfinite(vector).all() or not vector.any():
         raise ValueError(f"`far_field(p, direction)` needs a finite, non-zero direction of shape ({d},). Got {direction!r}.")
+    check_far(p.kernel, "far_field(p, direction)")
+    growth = p.kernel.growth
+    step = min(1.0, growth.correction)
     with enable_x64(True):
         v, _ = unit_rows(jnp.asarray(vector[None, :]))
         x, alpha = (jnp.asarray(np.asarray(array, np.float64)) for array in (p.x, p.alpha))
-        coefficient, correction = (np.asarray(value)[0] for value in _expansion(p.kernel, x, alpha, v))
-    return FarField(p.kernel.growth.mean, coefficient, correction, 1)
+        coefficient, correction = (np.asarray(value)[0] for value in _expansion(p.kernel, x, alpha, v, 1 / step))
+    return FarField(growth.mean, coefficient, correction, step)
 
 
-@jax.jit
-def _expansion(kernel, x, alpha, v):
+@partial(jax.jit, static_argnums=4)
+def _expansion(kernel, x, alpha, v, power):
+    """The mean at infinity in direction v, and its derivative by u there where x = v/u^power."""
+
     def mean(u):
-        return jnp.matmul(kernel.homogeneous(v, u, x), alpha, precision=jax.lax.Precision.HIGHEST)
+        return jnp.matmul(kernel.homogeneous(v, u, x, power), alpha, precision=jax.lax.Precision.HIGHEST)
 
     u = jnp.zeros(len(v), v.dtype)
     return jax.jvp(mean, (u,), (jnp.ones_like(u),))
@@ -94,3 +101,13 @@ def closed_form(kernel: Any, call: str) -> AbstractClosedForm:
             f"Got {type(kernel).__name__}."
         )
     return kernel
+
+
+def check_far(kernel: AbstractClosedForm, call: str) -> None:
+    """Raises where the kernel has no limit at infinity, or none that is known."""
+    name = kernel.growth.no_limit
+    if name is not None:
+        raise ValueError(
+            f"`{call}`: the activation {name} has no known limit far out, and no norm layer comes before it. Put a norm layer "
+            f"there, or give the degree of an activation of your own, `Activation(fn, degree=...)`."
+        )

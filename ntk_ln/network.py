@@ -1,5 +1,6 @@
 """Networks: layers in a row, the builders of the usual ones, and their plain configuration."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -12,8 +13,10 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from ntk_ln._dtype import enable_x64, is_tracer
 from ntk_ln.activations import activation_by_name
-from ntk_ln.layers import AbstractLayer, Activation, Dense, Growth, Inputs, LayerNorm, State
-from ntk_ln.layers._base import Params, is_zero
+from ntk_ln.layers import AbstractLayer, Activation, Dense, Growth, LayerNorm, Residual, RMSNorm
+from ntk_ln.layers._base import Params, Units
+from ntk_ln.layers._repeat import fold
+from ntk_ln.layers.residual import ends_in_dense
 
 
 class Network(eqx.Module):
@@ -23,7 +26,7 @@ class Network(eqx.Module):
     w_std, b_std and eps are its leaves.
 
     Args:
-        *layers: at least one; the last is a Dense.
+        *layers: at least one; the last is a Dense, or a Residual that ends in one.
 
     Raises:
         TypeError: something that is not a layer.
@@ -40,9 +43,11 @@ class Network(eqx.Module):
         for position, layer in enumerate(layers):
             if not isinstance(layer, AbstractLayer):
                 raise TypeError(f"`Network(*layers)` needs layers. Argument {position} is {layer!r}.")
-        if not layers or not isinstance(layers[-1], Dense):
+        if not ends_in_dense(layers):
             last = repr(layers[-1]) if layers else "nothing"
-            raise ValueError(f"`Network(*layers)` needs a Dense as its last layer, the read-out. Got {last}.")
+            raise ValueError(
+                f"`Network(*layers)` needs a Dense, or a Residual that ends in one, as its last layer, the read-out. Got {last}."
+            )
         self.layers = tuple(layers)
         self.growth  # noqa: B018 - raises where a layer may not stand
 
@@ -59,40 +64,43 @@ class Network(eqx.Module):
 
     @property
     def has_norm(self) -> bool:
-        """Whether a norm layer sits somewhere."""
-        return self.growth.normalised
-
-    @property
-    def undefined_at_zero(self) -> bool:
-        """Whether x = 0 reaches a norm layer without eps as zero units: 0/0."""
-        for layer in self.layers:
-            if isinstance(layer, Dense) and not is_zero(layer.b_std):
-                return False
-            if isinstance(layer, LayerNorm):
-                return is_zero(layer.eps)
-        return False
+        """Whether a norm layer sits somewhere, in the body of a Residual perhaps."""
+        return self.growth.has_norm
 
     def check_rows(self, call: str, *inputs: Any) -> None:
         """Raises where a norm layer makes 0/0 of a row; traced values cannot be looked at."""
-        if not self.undefined_at_zero:
-            return
+        centring = isinstance(self.layers[0], LayerNorm)
+        undefined = self._undefined_at_zero
         for x in inputs:
-            if x is None or is_tracer(x):
+            if x is None:
                 continue
-            rows = np.flatnonzero(~np.asarray(x).any(axis=1))
+            if centring:
+                _check_features(call, x.shape[1])
+            if not undefined or is_tracer(x):
+                continue
+            host = np.asarray(x)
+            rows = np.flatnonzero((host == host[:, :1]).all(axis=1) if centring else ~host.any(axis=1))
             if rows.size:
+                what = "a row of equal features" if centring else "a zero input"
                 raise ValueError(
-                    f"`{call}`: a norm layer without eps after layers without biases makes 0/0 of a zero input. Row {rows[0]} "
-                    f"is zero. Give a Dense before the norm a b_std > 0, or the norm an eps > 0."
+                    f"`{call}`: a norm layer without eps after layers without biases makes 0/0 of {what}. Row {rows[0]} is one. "
+                    f"Give a Dense before the norm a b_std > 0, or the norm an eps > 0."
                 )
 
-    def propagate(self, state: Inputs) -> State:
-        """The infinite-width state of a pair after the last layer."""
-        current: Inputs | State = state
+    @property
+    def _undefined_at_zero(self) -> bool:
+        """Whether x = 0 (equal features before a LayerNorm) reaches a norm layer without eps as units without spread: 0/0."""
+        units = Units.ZERO
         for layer in self.layers:
-            current = layer.propagate(current)
-        assert isinstance(current, State)
-        return current
+            units = type(layer).at_zero(layer, units)  # a bound method of an Equinox module is slow to make
+            if units in (Units.UNDEFINED, Units.RANDOM):
+                break
+        return units is Units.UNDEFINED
+
+    @property
+    def folded(self) -> tuple[Any, ...]:
+        """The layers in order, runs of equal ones as one loop: what the kernels pass through."""
+        return fold(self.layers)
 
     def init(
         self, key: PRNGKeyArray, *, in_features: int, width: int, out_features: int = 1, dtype: Any = None
@@ -103,7 +111,7 @@ class Network(eqx.Module):
             key: a JAX random key.
             in_features: d, the number of features of x.
             width: units of every hidden layer.
-            out_features: outputs of the last Dense.
+            out_features: outputs of the last Dense; a network that ends in a Residual has `width` of them.
             dtype: of the parameters; JAX's default float if not given.
 
         Returns:
@@ -137,11 +145,12 @@ class Network(eqx.Module):
         """
         if len(params) != len(self.layers):
             raise ValueError(f"`net.apply(params, x)` needs one entry a layer, {len(self.layers)}. Got {len(params)}.")
-        dtype = params[0]["w"].dtype
+        weights = next(params[i]["w"] for i, layer in enumerate(self.layers) if isinstance(layer, Dense))
+        dtype, features = weights.dtype, weights.shape[0]
         with _precision(dtype):
             x = jnp.asarray(x, dtype)
-            if x.ndim != 2 or x.shape[1] != params[0]["w"].shape[0]:
-                raise ValueError(f"`net.apply(params, x)` needs x of shape (n, {params[0]['w'].shape[0]}). Got shape {x.shape}.")
+            if x.ndim != 2 or x.shape[1] != features:
+                raise ValueError(f"`net.apply(params, x)` needs x of shape (n, {features}). Got shape {x.shape}.")
             for layer, layer_params in zip(self.layers, params, strict=True):
                 x = layer.apply(layer_params, x)
         return x
@@ -155,6 +164,13 @@ class Network(eqx.Module):
         return [layer.to_config() for layer in self.layers]
 
 
+def _check_features(call: str, d: int) -> None:
+    if d == 1:
+        raise ValueError(f"`{call}`: LayerNorm on the raw input makes 0 of every row with one feature. Put a Dense before it.")
+    if d == 2:
+        warnings.warn(f"`{call}`: LayerNorm on the raw input makes (1, -1) or (-1, 1) of every row with two features.", stacklevel=5)
+
+
 def _precision(dtype: Any) -> Any:
     """JAX narrows float64 silently unless told not to."""
     return enable_x64(True) if dtype == np.float64 else nullcontext()
@@ -164,6 +180,8 @@ LAYERS: dict[str, Callable[..., AbstractLayer]] = {
     "dense": Dense,
     "activation": lambda name, **params: Activation(name, **params),
     "layer_norm": LayerNorm,
+    "rms_norm": RMSNorm,
+    "residual": lambda body: Residual(*_layers_from_config(body)),
 }
 
 
@@ -171,7 +189,8 @@ def network_from_config(config: Sequence[dict[str, Any]]) -> Network:
     """The network of a list of plain dictionaries, such as `net.to_config()` gives.
 
     Args:
-        config: one dictionary a layer: {"layer": "dense" | "activation" | "layer_norm", ...} with the layer's own arguments.
+        config: one dictionary a layer: {"layer": "dense" | "activation" | "layer_norm" | "rms_norm" | "residual", ...} with the
+            layer's own arguments; a residual has its layers as "body".
 
     Raises:
         TypeError: not a list of dictionaries.
@@ -180,6 +199,10 @@ def network_from_config(config: Sequence[dict[str, Any]]) -> Network:
     >>> network_from_config([{"layer": "dense", "w_std": 2.0}]).layers
     (Dense(w_std=2.0, b_std=0.0),)
     """
+    return Network(*_layers_from_config(config))
+
+
+def _layers_from_config(config: Any) -> list[AbstractLayer]:
     if not isinstance(config, Sequence) or isinstance(config, str | bytes):
         raise TypeError(f"`network_from_config(config)` needs a list of dictionaries, one a layer. Got {type(config).__name__}.")
     layers = []
@@ -197,7 +220,7 @@ def network_from_config(config: Sequence[dict[str, Any]]) -> Network:
             raise ValueError(
                 f"`network_from_config(config)`: layer {position}, {kind!r}, does not take {arguments}: {error}."
             ) from None
-    return Network(*layers)
+    return layers
 
 
 def mlp(

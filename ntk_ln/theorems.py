@@ -103,7 +103,7 @@ def check_theorem_3_2(net: Network) -> TheoremCheck:
         return TheoremCheck("3.2", False, None, STATEMENT_3_2, {"reason": reason})
     c = kernel_sup(NTK(net))
     radii = 10.0 ** np.linspace(-12, 12, 10_000)
-    diagonal = NTK(net).diag(radii[:, None])
+    diagonal = NTK(net).diag(radii[:, None] * np.repeat([1.0, -1.0], 2))  # |x|^2/d = radius^2, and no two features alone
     largest = float(diagonal.max())
     # Rounding of the diagonal itself: a few eps a layer.
     holds = bool(np.isfinite(c.value) and largest <= c.value * (1 + 1e-12) and largest >= c.value * (1 - 1e-6))
@@ -173,8 +173,10 @@ def theorem_3_3(p: Posterior, found: SupNorm | None = None) -> TheoremCheck:
 
 def _why_3_1_does_not_apply(net: Network, x: Any, y: Any) -> str | None:
     growth = net.growth
-    if growth.normalised:
+    if growth.has_norm:
         return "the network has a norm layer"
+    if growth.no_limit is not None or growth.mean != growth.mean:
+        return "an activation has no known limit far out (sin, cos, or a function without a degree)"
     if not growth.assumption:
         return "an activation has degree n <= 1/2 (erf, step: the mean stays bounded without a norm layer)"
     if not np.any(np.asarray(y)):
@@ -186,12 +188,12 @@ def _why_3_1_does_not_apply(net: Network, x: Any, y: Any) -> str | None:
 
 def _why_3_2_does_not_apply(net: Network) -> str | None:
     growth = net.growth
-    if not growth.normalised:
+    if not growth.has_norm:
         return "the network has no norm layer"
+    if not growth.normalised:
+        return "the network has no norm layer on its trunk: skips pass the one in a branch by"
     if not growth.assumption:
         return "an activation before the first norm layer has degree n <= 1/2 (erf: Theta(x,x) grows as |x|)"
-    if growth.diag > 0:
-        return "a part of the network passes every norm layer by, and grows"
     return None
 
 

@@ -15,53 +15,95 @@ import ntk_ln as nl
 from ntk_ln.kernels.empirical import EmpiricalNTK
 
 X = np.array([[0.5, -1.0, 0.3], [1.2, 0.4, -0.7], [-0.9, 0.8, 0.6]])
-WIDTH, SEEDS = 64, 1000
+WIDTH, SEEDS = 48, 500
 
 ACTIVATIONS = {
     "relu": nl.Activation("relu"),
     "leaky_relu": nl.Activation("leaky_relu", slope=0.3),
     "abs": nl.Activation("abs"),
-    "relu_power": nl.Activation("relu_power", degree=2),
+    "identity": nl.Activation("identity"),
+    "step": nl.Activation("step"),
+    "relu^0.75": nl.Activation("relu_power", degree=0.75),
+    "relu^1.5": nl.Activation("relu_power", degree=1.5),
     "erf": nl.Activation("erf"),
     "gelu": nl.Activation("gelu"),
-    "step": nl.Activation("step"),
+    "silu": nl.Activation("silu"),
+    "tanh": nl.Activation("tanh"),
+    "softplus": nl.Activation("softplus"),
+    "elu": nl.Activation("elu"),
+    "sin": nl.Activation("sin"),
+    "cos": nl.Activation("cos"),
+    "a function": nl.Activation(lambda x: jnp.clip(x, -1, 1), degree=0, kinks=(-1, 1)),
+}
+NORMS = [{"affine": affine, "eps": eps} for affine, eps in product([False, True], [0.0, 0.3])]
+
+
+def dense():
+    return nl.Dense(w_std=1.3, b_std=0.3)
+
+
+# What a hidden layer may be, from Gaussian units to Gaussian units.
+POSITIONS = {
+    "none": lambda phi, norm: [phi, dense()],
+    "LN before": lambda phi, norm: [nl.LayerNorm(**norm), phi, dense()],
+    "LN after": lambda phi, norm: [phi, nl.LayerNorm(**norm), dense()],
+    "RMS before": lambda phi, norm: [nl.RMSNorm(**norm), phi, dense()],
+    "RMS after": lambda phi, norm: [phi, nl.RMSNorm(**norm), dense()],
+    "residual": lambda phi, norm: [nl.Residual(phi, dense())],
+    "norm in the branch": lambda phi, norm: [nl.Residual(nl.LayerNorm(**norm), phi, dense())],
+    "norm on the trunk": lambda phi, norm: [nl.Residual(phi, dense()), nl.LayerNorm(**norm), dense()],
+    "skip from an activation": lambda phi, norm: [phi, nl.Residual(dense()), dense()],
+}
+STARTS = {
+    "raw LN": [nl.LayerNorm(), dense()],
+    "raw RMS": [nl.RMSNorm(), dense()],
+    "raw LN, eps": [nl.LayerNorm(eps=0.3), dense()],
+    "raw RMS, eps": [nl.RMSNorm(eps=0.3), dense()],
 }
 
 
-def network(activation, position="none", depth=2, **norm):
-    """`depth` hidden layers, each with a norm "before" or "after" its activation, or with "none"."""
-    block = [nl.Dense(w_std=1.3, b_std=0.3), ACTIVATIONS[activation]]
-    if position != "none":
-        block.insert({"before": 1, "after": 2}[position], nl.LayerNorm(**norm))
-    return nl.Network(*block * depth, nl.Dense(w_std=0.9, b_std=0.2))
+def network(*hidden, start=None):
+    """(activation, position, norm) of each hidden layer."""
+    layers = [layer for name, position, norm in hidden for layer in POSITIONS[position](ACTIVATIONS[name], norm)]
+    return nl.Network(*(start or [dense()]), *layers, nl.Dense(w_std=0.9, b_std=0.2))
+
+
+def cover():
+    """Networks of three hidden layers in which every activation meets every position, every norm and every start."""
+    pairs = list(product(POSITIONS, ACTIVATIONS))
+    hidden = [(name, position, NORMS[(i + i // 4) % 4]) for i, (position, name) in enumerate(pairs)]
+    # Three different positions and activations meet in a network.
+    third = len(hidden) // 3
+    first, second, last = (hidden[i * third + 5 * i : (i + 1) * third] + hidden[i * third : i * third + 5 * i] for i in range(3))
+    starts = [None, *STARTS]
+    return {
+        f"{start or 'Dense'}; " + "; ".join(f"{name}, {position}" for name, position, _ in blocks): network(
+            *blocks, start=STARTS.get(start)
+        )
+        for i, blocks in enumerate(zip(first, second, last, strict=True))
+        for start in [starts[i % len(starts)]]
+    }
 
 
 DEFAULT = {
-    "relu": network("relu"),
-    "relu, affine before": network("relu", "before", affine=True),
-    "leaky_relu, affine before, eps": network("leaky_relu", "before", depth=1, affine=True, eps=0.2),
-    "abs, after": network("abs", "after"),
-    "relu_power, affine before": network("relu_power", "before", depth=1, affine=True),
-    "relu_power, after, eps": network("relu_power", "after", depth=1, eps=0.5),
-    "erf, affine before, eps": network("erf", "before", affine=True, eps=0.2),
-    "erf, affine after": network("erf", "after", depth=1, affine=True),
-    "gelu, affine before": network("gelu", "before", depth=1, affine=True),
-    "gelu, affine after, eps": network("gelu", "after", affine=True, eps=0.1),
-    "step, affine before": network("step", "before", affine=True),
+    **cover(),
+    "relu^2": nl.Network(dense(), nl.LayerNorm(affine=True), nl.Activation("relu_power", degree=2), nl.Dense(b_std=0.2)),
     "gains wait for each other": nl.Network(
-        nl.Dense(w_std=1.3, b_std=0.3),
+        dense(),
         nl.LayerNorm(affine=True),
         nl.LayerNorm(affine=True, eps=0.5),
         nl.Activation("relu"),
         nl.LayerNorm(affine=True),
-        nl.LayerNorm(eps=0.5, affine=True),
+        nl.RMSNorm(eps=0.5, affine=True),
         nl.Dense(b_std=0.2),
     ),
 }
-POSITIONS = [("none", {})] + [
-    (position, {"affine": affine, "eps": eps}) for position, affine, eps in product(["before", "after"], [False, True], [0.0, 0.3])
-]
-MATRIX = {f"{a}, {p}, {norm}": network(a, p, **norm) for a, (p, norm) in product(ACTIVATIONS, POSITIONS)}
+MATRIX = {
+    f"{a}, {p}, {norm}": network((a, p, norm))
+    for a, p, norm in product(ACTIVATIONS, POSITIONS, NORMS)
+    if norm is NORMS[0] or "LN" in p or "RMS" in p or "norm" in p
+}
+MATRIX |= {f"{start}; {a}": network((a, "none", {}), start=layers) for a, (start, layers) in product(ACTIVATIONS, STARTS.items())}
 
 
 def draws(net, width, rng):
@@ -83,7 +125,8 @@ def samples(net, width, rng):
         pair, outputs = EmpiricalNTK(net, params).pair(x), net.apply(params, x)
         return pair.ntk, pair.nngp, outputs @ outputs.T
 
-    return [np.asarray(value, np.float64) for value in jax.jit(jax.vmap(one))(draws(net, width, rng))]
+    with jax.disable_jit():  # op by op: the networks share their compiled operations
+        return [np.asarray(value, np.float64) for value in jax.vmap(one)(draws(net, width, rng))]
 
 
 def largest_score(small, large, limit):
@@ -96,7 +139,8 @@ def largest_score(small, large, limit):
 def check(net, seed):
     rng = np.random.default_rng(seed)
     small, large = samples(net, WIDTH, rng), samples(net, 2 * WIDTH, rng)
-    limit = nl.NTK(net).pair(X)
+    with jax.disable_jit():
+        limit = nl.NTK(net).pair(X)
     scores = [largest_score(*each) for each in zip(small, large, (limit.ntk, limit.nngp, limit.nngp), strict=True)]
     assert max(scores) < 4, f"standard errors off: NTK {scores[0]:.1f}, NNGP {scores[1]:.1f}, outputs {scores[2]:.1f}"
     return small[0], large[0], limit
@@ -115,7 +159,7 @@ def test_every_activation_with_every_norm(name):
 
 def test_a_wrong_rule_for_the_gain_is_seen():
     # A trained gain must stay inside the next activation's expectation: E[phi' phi' a b], not s E[phi' phi'].
-    net = network("relu", "before", depth=1, affine=True)
+    net = network(("relu", "LN before", NORMS[2]))
     small, large, limit = check(net, seed=50)
     units = nl.NNGP(nl.Network(net.layers[0]))(X)
     cos = np.clip(units / np.sqrt(np.outer(np.diag(units), np.diag(units))), -1, 1)

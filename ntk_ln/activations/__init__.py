@@ -2,13 +2,24 @@
 
 from collections.abc import Callable
 
-from ntk_ln.activations import erf, gelu, homogeneous
+from ntk_ln.activations import elu, erf, gelu, homogeneous, silu, softplus, tanh, trigonometric
 from ntk_ln.activations._base import AbstractActivation, Dual
+from ntk_ln.activations._quadrature import AbstractQuadrature
+from ntk_ln.activations.elu import Elu
 from ntk_ln.activations.erf import Erf
 from ntk_ln.activations.gelu import Gelu
 from ntk_ln.activations.homogeneous import Homogeneous
+from ntk_ln.activations.numeric import Numeric
+from ntk_ln.activations.silu import Silu
+from ntk_ln.activations.softplus import Softplus
+from ntk_ln.activations.tanh import Tanh
+from ntk_ln.activations.trigonometric import Cos, Sin
 
-NAMES: dict[str, Callable[..., AbstractActivation]] = {**homogeneous.NAMES, **erf.NAMES, **gelu.NAMES}
+NAMES: dict[str, Callable[..., AbstractActivation]] = {
+    name: make
+    for family in (homogeneous, erf, gelu, silu, tanh, softplus, elu, trigonometric)
+    for name, make in family.NAMES.items()
+}
 
 
 def activation_by_name(name: str, **params: float) -> AbstractActivation:
@@ -21,4 +32,20 @@ def activation_by_name(name: str, **params: float) -> AbstractActivation:
         raise ValueError(f"`Activation({name!r}, ...)` does not take these parameters. Got {params}.") from None
 
 
-__all__ = ["NAMES", "AbstractActivation", "Dual", "Erf", "Gelu", "Homogeneous", "activation_by_name"]
+__all__ = [
+    "NAMES",
+    "AbstractActivation",
+    "AbstractQuadrature",
+    "Cos",
+    "Dual",
+    "Elu",
+    "Erf",
+    "Gelu",
+    "Homogeneous",
+    "Numeric",
+    "Silu",
+    "Sin",
+    "Softplus",
+    "Tanh",
+    "activation_by_name",
+]

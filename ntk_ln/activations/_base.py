@@ -1,9 +1,12 @@
 """The protocol of an activation: the function and its Gaussian integrals, free of scale."""
 
 from abc import abstractmethod
+from functools import cache
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ntk_ln._numerics import Num
@@ -51,6 +54,20 @@ class AbstractActivation(eqx.Module):
         return False
 
     @property
+    def error(self) -> float:
+        """A bound of the relative error of its integrals beyond rounding; 0 for closed forms."""
+        return 0.0
+
+    def coarser(self) -> "AbstractActivation":
+        """The same activation with fewer quadrature nodes; itself where there is no quadrature."""
+        return self
+
+    @property
+    def value_at_zero(self) -> float:
+        """phi(0)."""
+        return _value_at_zero(self)
+
+    @property
     def far_limit(self) -> bool:
         """Whether phi(c w)/c^n tends to a homogeneous function of w as c -> infinity."""
         return True
@@ -74,3 +91,9 @@ class AbstractActivation(eqx.Module):
     @abstractmethod
     def second_moment(self) -> float:
         """E[phi(a)^2] for a ~ N(0, 1): 1/c_phi of the paper."""
+
+
+@cache
+def _value_at_zero(phi: AbstractActivation) -> float:
+    with jax.ensure_compile_time_eval():
+        return float(phi(jnp.zeros(())))

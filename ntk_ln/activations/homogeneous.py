@@ -1,21 +1,26 @@
 """The positively homogeneous family: alpha max(a, 0)^n + beta max(-a, 0)^n."""
 
 from math import gamma, pi, sqrt
+from numbers import Real
 
 import equinox as eqx
 import jax.numpy as jnp
 
 from ntk_ln._numerics import J_AT_ZERO, arc_cosine, times
+from ntk_ln.activations import _fractional as fractional
 from ntk_ln.activations._base import AbstractActivation, Dual
+
+LARGEST = 100  # a degree above loses digits, and E[phi^2] soon leaves the floating-point range
 
 
 class Homogeneous(AbstractActivation):
-    r"""phi(a) = alpha max(a, 0)^n + beta max(-a, 0)^n for an integer degree n = 0 ... 3.
+    r"""phi(a) = alpha max(a, 0)^n + beta max(-a, 0)^n for a real degree n > 1/2 or n = 0.
 
     With the arc-cosine kernels J_n and rho = 2 alpha beta/(alpha^2 + beta^2):
         E[phi phi] = (alpha^2 + beta^2) (J_n(theta) + rho J_n(pi - theta)) / (2 pi),
         E[phi' phi'] = n^2 (alpha^2 + beta^2) (J_{n-1}(theta) - rho J_{n-1}(pi - theta)) / (2 pi).
-    phi' of n = 0 is 0 almost everywhere: only the layers above it train.
+    J_n is elementary for n = 0 ... 3 and made of hypergeometric functions for the others. At n <= 1/2 E[phi' phi'] is infinite;
+    but phi' of n = 0 is 0 almost everywhere: only the layers above it train.
 
     References:
         Cho & Saul (2009), "Kernel methods for deep learning", eqs. 3-8.
@@ -27,7 +32,7 @@ class Homogeneous(AbstractActivation):
     label: str = eqx.field(static=True)
     alpha: float = eqx.field(static=True)
     beta: float = eqx.field(static=True)
-    n: int = eqx.field(static=True)
+    n: float = eqx.field(static=True)
     given: tuple[tuple[str, float], ...] = eqx.field(static=True, default=())
 
     @property
@@ -53,10 +58,19 @@ class Homogeneous(AbstractActivation):
     def __call__(self, x):
         if self.n == 0:
             return self.alpha * (x > 0).astype(x.dtype) + self.beta * (x < 0).astype(x.dtype)
-        return self.alpha * jnp.maximum(x, 0) ** self.n + self.beta * jnp.maximum(-x, 0) ** self.n
+        sides = ((self.alpha, x), (self.beta, -x))  # a zero factor is left out: the power may overflow
+        power = fractional.power if self._integer is None else pow
+        return sum((c * power(jnp.maximum(v, 0), self.n) for c, v in sides if c), jnp.zeros_like(x))
 
     def second_moment(self) -> float:
-        return (self.alpha**2 + self.beta**2) * (J_AT_ZERO[self.n] / pi) / 2
+        # J_n(0) / pi, an integer for an integer n
+        top = 2**self.n * gamma(self.n + 0.5) / sqrt(pi) if self._integer is None else J_AT_ZERO[self._integer] / pi
+        return (self.alpha**2 + self.beta**2) * top / 2
+
+    @property
+    def _integer(self) -> int | None:
+        """n where J_n is elementary."""
+        return int(self.n) if self.n in (0, 1, 2, 3) else None
 
     @property
     def _rho(self) -> float:
@@ -65,25 +79,33 @@ class Homogeneous(AbstractActivation):
     def moments(self, side):
         root = sqrt(self.second_moment())
         mean = (self.alpha + self.beta) * 2 ** (self.n / 2) * gamma((self.n + 1) / 2) / (2 * sqrt(pi))
+        share = None if mean == 0 else jnp.asarray(mean / root, side.scale.dtype)
+        if self._integer is None:  # one power of all: root scale^n may be finite where one of the two is not
+            return fractional.power(times(side.scale, root ** (1 / self.n)), self.n), share
         scale = side.scale if self.n == 1 else side.scale**self.n
-        return times(scale, root), None if mean == 0 else jnp.asarray(mean / root, scale.dtype)
+        return times(scale, root), share
 
     def dual(self, z, y, side, pair):
-        rho, top = self._rho, J_AT_ZERO[self.n]
-        j, jc, d, dc = arc_cosine(self.n, z, y)
+        rho, n = self._rho, self._integer
+        top = 1.0 if n is None else J_AT_ZERO[n]
+        j, jc, d, dc = fractional.arc_cosine(self.n, z, y) if n is None else arc_cosine(n, z, y)
         # 1 - ratio as a sum of non-negative terms, whichever the sign of rho; for rho < 0 so is 1 + ratio.
         if rho <= 0:
             z_new = (d - rho * jc) / (2 * top)
             y_new = ((1 + rho) * (top + j) - rho * (dc + j)) / (2 * top)
         else:
             # d - jc is the same at theta and pi - theta: take it at the smaller angle, where both are small.
-            near = jnp.maximum(jnp.where(z > y, dc - j, d - jc), 0)
+            near = jnp.where(z > y, dc - j, d - jc)
+            near = jnp.where(near < 0, 0, near)  # not `maximum`, which halves the derivative at 0
             z_new = ((1 - rho) * d + rho * near) / (2 * top)
             y_new = 1 - z_new
-        if self.n == 0:
+        if n == 0:
             return Dual(z_new, y_new, jnp.zeros_like(z))
-        j, jc, _, _ = arc_cosine(self.n - 1, z, y)
-        return Dual(z_new, y_new, (self.n**2 / top) * (j - rho * jc))
+        if n is None:
+            j, jc = fractional.slopes(self.n, z, y)
+            return Dual(z_new, y_new, j - rho * jc)
+        j, jc, _, _ = arc_cosine(n - 1, z, y)
+        return Dual(z_new, y_new, (n**2 / top) * (j - rho * jc))
 
     def gain_dual(self, z, y, side, pair):
         dual = self.dual(z, y, side, pair)  # Euler: a phi'(a) = n phi(a)
@@ -113,9 +135,17 @@ def step():
 
 
 def relu_power(degree: float):
-    if degree not in (1, 2, 3):
-        raise ValueError(f'`Activation("relu_power", degree=...)` needs an integer degree 1, 2 or 3 (0 is "step"). Got {degree!r}.')
-    return Homogeneous("relu_power", 1.0, 0.0, int(degree), (("degree", int(degree)),))
+    if not isinstance(degree, Real) or isinstance(degree, bool) or not abs(degree) < float("inf"):
+        raise ValueError(f'`Activation("relu_power", degree=...)` needs a finite number. Got {degree!r}.')
+    if degree > LARGEST:
+        raise ValueError(f'`Activation("relu_power", degree=...)` needs a degree up to {LARGEST}. Got {degree!r}.')
+    if degree <= 0.5 or float(degree) <= 0.5:
+        raise ValueError(
+            "`Activation(\"relu_power\", degree=n)` needs n > 1/2: up to there phi' is not square integrable (E[phi'^2] is "
+            f'infinite) and there is no NTK; n = 0 is "step". Got {degree!r}.'
+        )
+    n = int(degree) if degree == int(degree) else float(degree)
+    return Homogeneous("relu_power", 1.0, 0.0, n, (("degree", n),))
 
 
 NAMES = {

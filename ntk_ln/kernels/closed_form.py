@@ -1,16 +1,21 @@
 """NTK and NNGP of a network in closed form: one pass of the layers' infinite-width rules."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from ntk_ln._dtype import computing, is_tracer, same_rows
+from ntk_ln._numerics import complement, divide, hypot
 from ntk_ln.kernels._base import AbstractKernel, KernelPair
-from ntk_ln.layers import Growth, Inputs, Pairing, State
+from ntk_ln.layers import AbstractLayer, Activation, Dense, Growth, Inputs, Pairing, Residual, Side, State
+from ntk_ln.layers._state import power_of
+from ntk_ln.layers._repeat import fold, through
+from ntk_ln.layers.activation import correlations
 from ntk_ln.network import Network
 
 
@@ -46,25 +51,66 @@ class AbstractClosedForm(AbstractKernel):
                 empty = jnp.zeros((len(inputs.x1), len(inputs.x1 if inputs.x2 is None else inputs.x2)), inputs.x1.dtype)
                 return inputs.give_back(select(KernelPair(empty, empty)))
             same = inputs.x2 is None or same_rows(inputs.x1, inputs.x2)
-            result = _gram(select, self.network, inputs.x1, None if same else inputs.x2)
+            result = _gram(select, self.network.folded, inputs.x1, None if same else inputs.x2)
             return inputs.give_back(jax.tree.map(_mirrored, result) if same else result)
 
     def diag(self, x: Any) -> Any:
         call = f"{type(self).__name__}(net).diag(x)"
         with computing(call, x, traced=self._traced) as inputs:
             self.network.check_rows(call, inputs.x1)
-            return inputs.give_back(_diagonal(self._select, self.network, inputs.x1))
+            return inputs.give_back(_diagonal(self._select, self.network.folded, inputs.x1))
 
-    def homogeneous(self, v: Float[Array, "n1 d"], u: Float[Array, " n1"], x2: Float[Array, "n2 d"]) -> Float[Array, "n1 n2"]:
-        """u^p k(v/u, x2) for points v/u of the half-sphere, right and differentiable at u = 0, where it is the far field.
+    def quadrature_error(self, x1: Any, x2: Any = None) -> Any:
+        """An estimate of |error| of `k(x1, x2)` from numerical integration, entry by entry; 0 if every activation is closed-form.
 
-        p is `growth.mean`; |v| and u should be of order 1.
+        For elu and functions of your own it is ten times what a coarser rule changes: an estimate. For tanh, silu and softplus
+        it adds their guaranteed relative errors, in units of sqrt(k(x,x) k(x',x')).
         """
-        return _homogeneous(self._select, self.network, v, u, x2)
+        coarse = type(self)(Network(*map(_coarser, self.network.layers)))
+        value, other = self(x1, x2), coarse(x1, x2)
+        diagonal1 = self.diag(x1)
+        diagonal2 = diagonal1 if x2 is None else self.diag(x2)
+        share = sum(_errors(self.network.layers))
+        return 10 * abs(value - other) + share * diagonal1[:, None] ** 0.5 * diagonal2[None, :] ** 0.5
+
+    def profile(self, rho: Any, radius: float = 1.0) -> Any:
+        """The kernel on the sphere: k(x, x') for |x|^2/d = |x'|^2/d = radius^2 and the cosine rho of their angle.
+
+        Args:
+            rho: cosines in [-1, 1], any shape.
+            radius: root mean square of the inputs' features, > 0.
+
+        Raises:
+            ValueError: a cosine outside [-1, 1]; a network that starts with a norm, whose kernel is no function of the angle.
+
+        >>> from ntk_ln import Activation, Dense, Network
+        >>> NTK(Network(Dense(w_std=2**0.5), Activation("relu"), Dense(w_std=2**0.5))).profile([0.0, 1.0]).round(6)
+        array([0.63662, 4.     ])
+        """
+        call = f"{type(self).__name__}(net).profile(rho, radius)"
+        if not isinstance(self.network.layers[0], Dense):
+            raise ValueError(f"`{call}` needs a network that starts with a Dense. Got {self.network.layers[0]!r}.")
+        if not is_tracer(radius) and not 0 < radius < float("inf"):
+            raise ValueError(f"`{call}` needs a finite radius > 0. Got {radius!r}.")
+        traced = self._traced or is_tracer(radius)
+        with computing(call, correlations(rho, call), traced=traced) as inputs:
+            radius = jnp.asarray(radius, inputs.x1.dtype)
+            first, *rest = self.network.layers
+            value = _profile(self._select, first, fold(rest), inputs.x1[:, 0], radius)
+            return inputs.give_back(value.reshape(np.shape(rho)))
+
+    def homogeneous(
+        self, v: Float[Array, "n1 d"], u: Float[Array, " n1"], x2: Float[Array, "n2 d"], power: float = 1.0
+    ) -> Float[Array, "n1 n2"]:
+        """e^p k(v/e, x2), e = u^power, for points v/e of the half-sphere, right at u = 0, where it is the far field.
+
+        p is `growth.mean`; |v| and u should be of order 1. Differentiable at u = 0 if power * `growth.correction` >= 1.
+        """
+        return _homogeneous(self._select, self.network.folded, v, u, x2, power)
 
     def homogeneous_diag(self, v: Float[Array, "n d"], u: Float[Array, " n"]) -> Float[Array, " n"]:
         """u^(2p) k(v/u, v/u), as `homogeneous`; infinite at u = 0 where the diagonal grows faster than the units."""
-        return _homogeneous_diagonal(self._select, self.network, v, u)
+        return _homogeneous_diagonal(self._select, self.network.folded, v, u)
 
     @property
     def _traced(self) -> bool:
@@ -140,15 +186,15 @@ def _read_out(state: State, f1, f2) -> KernelPair:
     return KernelPair(f1 * (state.cos * f2), f1 * (state.tangent * f2))
 
 
-def _in_dtype(network: Network, x) -> Network:
+def _in_dtype(layers, x):
     # Numbers stay as they were given until they meet the inputs.
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf, x.dtype), network)
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, x.dtype), layers)
 
 
 @partial(jax.jit, static_argnums=0)
-def _gram(select, network: Network, x1, x2):
+def _gram(select, layers, x1, x2):
     x, pair = (x1, Pairing(0)) if x2 is None else (jnp.concatenate([x1, x2]), Pairing(len(x1)))
-    state = _in_dtype(network, x).propagate(Inputs(*_coordinates(x), pair))
+    state = through(_in_dtype(layers, x), Inputs(*_coordinates(x), pair))
     return select(_read_out(state, *pair(state.side.scale / state.side.unit)))
 
 
@@ -160,22 +206,50 @@ def _mirrored(k):
 
 
 @partial(jax.jit, static_argnums=0)
-def _diagonal(select, network: Network, x):
+def _diagonal(select, layers, x):
     pair = Pairing(None)
-    state = _in_dtype(network, x).propagate(Inputs(*_coordinates(x), pair))
+    state = through(_in_dtype(layers, x), Inputs(*_coordinates(x), pair))
     return select(_read_out(state, *pair(state.side.scale / state.side.unit)))
 
 
-@partial(jax.jit, static_argnums=0)
-def _homogeneous(select, network: Network, v, u, x2):
+@partial(jax.jit, static_argnums=(0, 5))
+def _homogeneous(select, layers, v, u, x2, power):
     v2, u2 = _coordinates(x2)
+    u2 = power_of(u2, 1 / power)
     pair = Pairing(len(v))
-    state = _in_dtype(network, v).propagate(Inputs(jnp.concatenate([v, v2]), jnp.concatenate([u, u2]), pair))
+    state = through(_in_dtype(layers, v), Inputs(jnp.concatenate([v, v2]), jnp.concatenate([u, u2]), pair, power))
     (f1, f2), (_, e2) = pair(state.side.scale), pair(state.side.unit)
     return select(_read_out(state, f1, f2 / e2))
 
 
 @partial(jax.jit, static_argnums=0)
-def _homogeneous_diagonal(select, network: Network, v, u):
-    state = _in_dtype(network, v).propagate(Inputs(v, u, Pairing(None)))
+def _homogeneous_diagonal(select, layers, v, u):
+    state = through(_in_dtype(layers, v), Inputs(v, u, Pairing(None)))
+    return select(_read_out(state, state.side.scale, state.side.scale))
+
+
+def _coarser(layer: AbstractLayer) -> AbstractLayer:
+    if isinstance(layer, Residual):
+        return Residual(*map(_coarser, layer.body))
+    return Activation(layer.fn.coarser()) if isinstance(layer, Activation) else layer
+
+
+def _errors(layers: Sequence[AbstractLayer]) -> Iterator[float]:
+    for layer in layers:
+        if isinstance(layer, Residual):
+            yield from _errors(layer.body)
+        elif isinstance(layer, Activation):
+            yield layer.fn.error
+
+
+@partial(jax.jit, static_argnums=0)
+def _profile(select, first, rest, rho, radius):
+    first, rest = _in_dtype((first, rest), rho)
+    ones = jnp.ones_like(rho)
+    weight, bias = first.w_std * radius, first.b_std * ones
+    scale = hypot(weight * ones, bias)
+    a, b = divide(weight, scale, 1.0), divide(bias, scale)
+    z, y = complement(a * a * (1 - rho) / 2, a * a * (1 + rho) / 2 + b * b)
+    state = State(Side(scale, ones), ones, Pairing(None), z, y, y - z, 1.0)
+    state = through(rest, state)
     return select(_read_out(state, state.side.scale, state.side.scale))

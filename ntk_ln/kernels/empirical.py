@@ -13,7 +13,7 @@ import numpy as np
 
 from ntk_ln._dtype import Inputs, check_rows, computing, enable_x64, is_tracer, same_rows
 from ntk_ln.kernels._base import AbstractKernel, KernelPair
-from ntk_ln.layers import Dense
+from ntk_ln.layers import AbstractLayer, Dense, Residual
 from ntk_ln.network import Network
 
 TILE = 1024  # rows and columns computed at once: a few 8 MB matrices beside the result
@@ -182,35 +182,55 @@ def _check_values(params: Any) -> None:
 
 
 class _Pass(NamedTuple):
-    """The inputs of all layers, and what carries a signal back through each of them."""
+    """The inputs of all layers (a list within the list for the body of a Residual), and what carries signals back through them."""
 
     inputs: list[Any]
-    pullbacks: list[Any]
+    pull: Callable[[Any], tuple[Any, list[Any]]]
     outputs: Any
 
     def signals(self, output: Any) -> list[Any]:
         """df_output/d(layer's output), for every layer."""
-        signal = jnp.zeros_like(self.outputs).at[:, output].set(1)
+        return self.pull(jnp.zeros_like(self.outputs).at[:, output].set(1))[1]
+
+
+def _forward(layers: Sequence[AbstractLayer], params: Any, x: Any) -> _Pass:
+    inputs, pulls = [], []
+    for layer, layer_params in zip(layers, params, strict=True):
+        if isinstance(layer, Residual):
+            body = _forward(layer.body, layer_params, x)
+            inputs.append(body.inputs)
+            pulls.append(partial(_pull_residual, body.pull))
+            x = x + body.outputs
+        else:
+            inputs.append(x)
+            x, pullback = jax.vjp(partial(layer.apply, layer_params), x)
+            pulls.append(partial(_pull_layer, pullback))
+
+    def pull(signal):
         signals = []
-        for pullback in reversed(self.pullbacks):
-            signals.append(signal)
-            (signal,) = pullback(signal)
-        return signals[::-1]
+        for one in reversed(pulls):
+            signal, here = one(signal)
+            signals.append(here)
+        return signal, signals[::-1]
+
+    return _Pass(inputs, pull, x)
 
 
-def _forward(network: Network, params: Any, x: Any) -> _Pass:
-    inputs, pullbacks = [], []
-    for layer, layer_params in zip(network.layers, params, strict=True):
-        inputs.append(x)
-        x, pullback = jax.vjp(partial(layer.apply, layer_params), x)
-        pullbacks.append(pullback)
-    return _Pass(inputs, pullbacks, x)
+def _pull_layer(pullback: Callable[[Any], Any], signal: Any) -> tuple[Any, Any]:
+    return pullback(signal)[0], signal
 
 
-def _shares(network: Network, params: Any, inputs1: Any, signals1: Any, inputs2: Any, signals2: Any) -> Any:
-    each = zip(network.layers, params, inputs1, signals1, inputs2, signals2, strict=True)
-    shares = [layer.ntk_share(*arguments) for layer, *arguments in each]
-    return sum(share for share in shares if share is not None)
+def _pull_residual(pull_body: Callable[[Any], Any], signal: Any) -> tuple[Any, Any]:
+    through, signals = pull_body(signal)
+    return signal + through, signals
+
+
+def _shares(layers: Sequence[AbstractLayer], params: Any, inputs1: Any, signals1: Any, inputs2: Any, signals2: Any) -> Any:
+    total: Any = 0
+    for layer, *arguments in zip(layers, params, inputs1, signals1, inputs2, signals2, strict=True):
+        share = _shares(layer.body, *arguments) if isinstance(layer, Residual) else layer.ntk_share(*arguments)
+        total = total if share is None else total + share
+    return total
 
 
 def _over_outputs(entry: Callable[[Any, Any], Any], one: _Pass, two: _Pass, output: str) -> Any:
@@ -229,15 +249,15 @@ def _over_outputs(entry: Callable[[Any, Any], Any], one: _Pass, two: _Pass, outp
 
 
 def _passes(network: Network, params: Any, x1: Any, x2: Any) -> tuple[_Pass, _Pass]:
-    one = _forward(network, params, x1)
-    return one, one if x2 is None else _forward(network, params, x2)
+    one = _forward(network.layers, params, x1)
+    return one, one if x2 is None else _forward(network.layers, params, x2)
 
 
 def _ntk(network: Network, params: Any, one: _Pass, two: _Pass, output: str) -> Any:
     def entry(signals1, signals2):
         def tile(cut1, cut2):
             side1, side2 = jax.tree.map(cut1, (one.inputs, signals1)), jax.tree.map(cut2, (two.inputs, signals2))
-            return _shares(network, params, *side1, *side2)
+            return _shares(network.layers, params, *side1, *side2)
 
         return _tiled(tile, len(one.outputs), len(two.outputs), TILE, same=one is two)
 
@@ -252,6 +272,8 @@ def _layerwise_gram(network: Network, params: Any, x1: Any, x2: Any, output: str
 
 @partial(jax.jit, static_argnames="output")
 def _layerwise_pair(network: Network, params: Any, x1: Any, x2: Any, output: str) -> KernelPair:
+    if not isinstance(network.layers[-1], Dense):
+        raise ValueError(f"`EmpiricalNTK(net, params).pair` needs a network whose last layer is a Dense. Got {network.layers[-1]!r}.")
     one, two = _passes(network, params, x1, x2)
 
     def tile(cut1, cut2):
@@ -267,11 +289,11 @@ def _layerwise_pair(network: Network, params: Any, x1: Any, x2: Any, output: str
 
 @partial(jax.jit, static_argnames="output")
 def _layerwise_diag(network: Network, params: Any, x: Any, output: str) -> Any:
-    one = _forward(network, params, x)
+    one = _forward(network.layers, params, x)
 
     def row(inputs, signals1, signals2):
         inputs, signals1, signals2 = jax.tree.map(lambda a: a[None], (inputs, signals1, signals2))
-        return _shares(network, params, inputs, signals1, inputs, signals2)[0, 0]
+        return _shares(network.layers, params, inputs, signals1, inputs, signals2)[0, 0]
 
     return _over_outputs(lambda g1, g2: jax.vmap(row)(one.inputs, g1, g2), one, one, output)
 

@@ -1,6 +1,6 @@
 """The same kernels computed by neural-tangents: a second, independent route to the numbers of `NTK` and `NNGP`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from ntk_ln._dtype import computing, is_tracer
-from ntk_ln.activations import Erf, Gelu, Homogeneous
+from ntk_ln.activations import Cos, Erf, Gelu, Homogeneous, Sin
 from ntk_ln.kernels._base import AbstractKernel, KernelPair
 from ntk_ln.kernels._neural_tangents_shim import import_neural_tangents
-from ntk_ln.layers import Activation, Dense, LayerNorm
+from ntk_ln.layers import AbstractLayer, Activation, Dense, LayerNorm, Residual
 from ntk_ln.network import Network
 
 
@@ -120,20 +120,30 @@ class NeuralTangentsKernel(AbstractKernel):
 def _kernel_fn(network: Network) -> Callable[..., Any]:
     """The kernel_fn of a network's translation to `neural_tangents.stax`."""
     stax = import_neural_tangents().stax
-    translated, gaussian = [], False
-    for position, layer in enumerate(network.layers):
+    return stax.serial(*_translated(stax, network.layers, gaussian=False))[2]
+
+
+def _translated(stax: Any, layers: Sequence[AbstractLayer], *, gaussian: bool) -> list[Any]:
+    translated = []
+    for position, layer in enumerate(layers):
         part = layer.fn if isinstance(layer, Activation) else layer
         try:
             if not (gaussian or isinstance(layer, Dense)):
                 raise NotImplementedError("it takes one only after a Dense, or after a norm straight after a Dense")
-            translated.append(_FORMS.get(type(part), _no_form)(stax, part))
+            if isinstance(layer, Residual):
+                body = stax.serial(*_translated(stax, layer.body, gaussian=True))
+                translated += [stax.FanOut(2), stax.parallel(stax.Identity(), body), stax.FanInSum()]
+            else:
+                translated.append(_FORMS.get(type(part), _no_form)(stax, part))
         except NotImplementedError as error:
+            if isinstance(layer, Residual):
+                raise
             raise NotImplementedError(
                 f"`NeuralTangentsKernel(network)`: neural-tangents does not have layer {position}, {layer!r}: {error}. "
                 "Use `NTK(network)` or `NNGP(network)`, which have it."
             ) from None
         gaussian = not isinstance(layer, Activation)
-    return stax.serial(*translated)[2]
+    return translated
 
 
 def _layer_norm(stax: Any, layer: LayerNorm) -> Any:
@@ -163,4 +173,6 @@ _FORMS: dict[type, Callable[[Any, Any], Any]] = {
     Homogeneous: _homogeneous,
     Erf: lambda stax, phi: stax.Erf(),
     Gelu: lambda stax, phi: stax.Gelu(),
+    Sin: lambda stax, phi: stax.Sin(),
+    Cos: lambda stax, phi: stax.Cos(),
 }

@@ -5,5 +5,19 @@ from ntk_ln.layers._state import Growth, Inputs, Pairing, Side, State
 from ntk_ln.layers.activation import Activation
 from ntk_ln.layers.dense import Dense
 from ntk_ln.layers.layer_norm import LayerNorm
+from ntk_ln.layers.residual import Residual
+from ntk_ln.layers.rms_norm import RMSNorm
 
-__all__ = ["AbstractLayer", "Activation", "Dense", "Growth", "Inputs", "LayerNorm", "Pairing", "Side", "State"]
+__all__ = [
+    "AbstractLayer",
+    "Activation",
+    "Dense",
+    "Growth",
+    "Inputs",
+    "LayerNorm",
+    "Pairing",
+    "RMSNorm",
+    "Residual",
+    "Side",
+    "State",
+]

@@ -1,6 +1,7 @@
 """The protocol of a layer: its finite form beside its infinite-width rule."""
 
 from abc import abstractmethod
+from enum import Enum
 from typing import Any
 
 import equinox as eqx
@@ -9,14 +10,23 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from ntk_ln._dtype import is_tracer
 from ntk_ln.layers._state import Growth, Inputs, State
 
-Params = dict[str, Float[Array, "..."]]
+Params = Any  # a dictionary of arrays; of a Residual a tuple of its body's
+
+
+class Units(Enum):
+    """What an input of zeros makes of a layer's units."""
+
+    ZERO = "all 0"
+    EQUAL = "all the same"
+    RANDOM = "different from each other"
+    UNDEFINED = "0/0"
 
 
 class AbstractLayer(eqx.Module):
     """One layer of a network. A new layer is one new file with one subclass.
 
     Finite width: `init`, `apply`, `ntk_share`. Infinite width: `grow` (what is known without numbers: exponents, Gaussianity;
-    raises `ValueError` where the layer may not stand) and `propagate` (the state of a pair).
+    raises `ValueError` where the layer may not stand), `at_zero` and `propagate` (the state of a pair).
     """
 
     @abstractmethod
@@ -43,7 +53,11 @@ class AbstractLayer(eqx.Module):
         """Exponents and Gaussianity after this layer."""
 
     @abstractmethod
-    def propagate(self, state: State | Inputs) -> State:
+    def at_zero(self, units: Units) -> Units:
+        """The units after this layer for an input of zeros."""
+
+    @abstractmethod
+    def propagate(self, state: State | Inputs) -> State | Inputs:
         """The state of a pair after this layer."""
 
     @abstractmethod

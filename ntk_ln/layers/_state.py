@@ -8,6 +8,7 @@ their digits.
 """
 
 from dataclasses import dataclass
+from math import inf, nan
 from math import sqrt as float_sqrt
 from typing import NamedTuple
 
@@ -16,14 +17,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ntk_ln._numerics import divide, half_angles, hypot, unit_rows
+from ntk_ln._numerics import power as fractional_power
 
 
 @dataclass(frozen=True)
 class Growth:
-    """How a network's units and kernel grow far out, and what its layers may follow.
+    """How a network's units and kernel grow far out, and what its layers may follow: all that is known without numbers.
 
-    `mean`: units grow as r^mean (the p of the posterior mean). `diag`: sqrt(Theta(x,x)) grows as r^diag. Both exact exponents,
-    known without computing a kernel.
+    `mean`: units grow as r^mean (the p of the posterior mean). `diag`: sqrt(Theta(x,x)) grows as r^diag. Both exact exponents;
+    not a number where an activation's degree is not given.
     """
 
     mean: float = 1.0
@@ -31,10 +33,51 @@ class Growth:
     gaussian: bool = False  # units are jointly Gaussian (a Dense since the last activation)
     raw: bool = True  # still the input itself: d fixed features, no width yet
     gain: int = 0  # trained gains waiting for the next Dense or activation
-    normalised: bool = False  # a norm layer has been passed
+    has_norm: bool = False  # a norm layer sits somewhere, in the body of a Residual perhaps
+    normalised: bool = False  # a norm layer has been passed, and nothing passes it by
     constant: bool = False  # so has one with eps = 0: E[unit^2] no longer depends on |x|
     monotone: bool = True  # sup of Theta(x,x) is at |x| = 0 or infinity
     assumption: bool = True  # every activation so far, up to the first norm, has n > 1/2
+    correction: float = inf  # the next term of the far field is smaller by r^-correction
+    no_limit: str | None = None  # an activation without a far limit that |x| reaches
+
+    def after_dense(self, has_bias: bool) -> "Growth":
+        """Growth after a Dense; a bias counts as much as u^mean."""
+        return Growth(
+            mean=self.mean,
+            diag=larger(self.diag, self.mean),
+            gaussian=True,
+            raw=False,
+            has_norm=self.has_norm,
+            normalised=self.normalised,
+            constant=self.constant,
+            monotone=self.monotone,
+            assumption=self.assumption,
+            correction=min(self.correction, self.mean) if has_bias and self.mean > 0 else self.correction,
+            no_limit=self.no_limit,
+        )
+
+    def after_norm(self, gains: int, has_eps: bool) -> "Growth":
+        """Growth after a norm layer with so many trained gains; its eps counts as much as u^(2 mean)."""
+        return Growth(
+            mean=0.0,
+            diag=self.diag - self.mean,
+            gaussian=self.gaussian,
+            raw=self.raw,
+            gain=self.gain + gains,
+            has_norm=True,
+            normalised=True,
+            constant=self.constant or not has_eps,
+            monotone=self.monotone,
+            assumption=self.assumption,
+            correction=min(self.correction, 2 * self.mean) if has_eps and self.mean > 0 else self.correction,
+            no_limit=self.no_limit,
+        )
+
+
+def larger(a: float, b: float) -> float:
+    """The larger exponent, not a number where one is not known."""
+    return max(a, b) if a == a and b == b else nan
 
 
 class Side(NamedTuple):
@@ -62,15 +105,26 @@ class Pairing(eqx.Module):
         return a[: self.split or None, None], a[None, self.split :]
 
 
+def power_of(u, power: float):
+    """u^power: the unit e of growth exponent `power`."""
+    # Products of exponents such as (1/0.75^2) * 0.75 * 0.75 are whole numbers but for their rounding.
+    whole = round(power)
+    if abs(power - whole) < 1e-12 * abs(power):
+        power = whole
+    return jnp.ones_like(u) if power == 0 else u if power == 1 else u**power if power == whole else fractional_power(u, power)
+
+
 class State(eqx.Module):
     """Inputs and their pairs after some layers (see the module's docstring)."""
 
     side: Side
+    u: Float[Array, " n"]
     pair: Pairing
     z: Float[Array, "..."]
     y: Float[Array, "..."]
     tangent: Float[Array, "..."]
-    growth: Growth = eqx.field(static=True)
+    power: float = eqx.field(static=True)  # e = u^power
+    gain: int = eqx.field(static=True, default=0)  # trained gains waiting for the next Dense or activation
 
     @property
     def cos(self):
@@ -78,22 +132,26 @@ class State(eqx.Module):
 
 
 class Inputs(eqx.Module):
-    """Before the first layer: rows v and units u of the inputs x = v/u."""
+    """Before the first layer: rows v and units u of the inputs x = v/u^power."""
 
     v: Float[Array, "n d"]
     u: Float[Array, " n"]
     pair: Pairing
-    growth: Growth = eqx.field(static=True, default=Growth())
+    power: float = eqx.field(static=True, default=1.0)
 
-    def dense(self, w_std, b_std, growth: Growth) -> State:
-        """The state after the first Dense: angles between the augmented rows (w_std v/sqrt d, b_std u).
+    @property
+    def unit(self):
+        return power_of(self.u, self.power)
+
+    def dense(self, w_std, b_std) -> State:
+        """The state after the first Dense: angles between the augmented rows (w_std v/sqrt d, b_std e).
 
         Taking them from the augmented vectors keeps a zero input smooth when there is a bias.
         """
-        weight = w_std / float_sqrt(self.v.shape[1])
-        rows, scale = unit_rows(jnp.concatenate([self.v * weight, (b_std * self.u)[:, None]], axis=1))
+        weight, unit = w_std / float_sqrt(self.v.shape[1]), self.unit
+        rows, scale = unit_rows(jnp.concatenate([self.v * weight, (b_std * unit)[:, None]], axis=1))
         if self.pair.split is None:
             z, y = jnp.zeros_like(scale), jnp.ones_like(scale)
         else:
             z, y = half_angles(rows, self.pair.split, jnp.concatenate([self.v, self.u[:, None]], axis=1))
-        return State(Side(scale, self.u), self.pair, z, y, y - z, growth)
+        return State(Side(scale, unit), self.u, self.pair, z, y, y - z, self.power)

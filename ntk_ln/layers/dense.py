@@ -1,6 +1,5 @@
 """Dense: a fully connected layer in NTK parametrisation."""
 
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -8,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ntk_ln._numerics import complement, divide, hypot, split
-from ntk_ln.layers._base import AbstractLayer, non_negative
+from ntk_ln.layers._base import AbstractLayer, Units, is_zero, non_negative
 from ntk_ln.layers._state import Growth, Inputs, Side, State
 
 
@@ -68,18 +67,20 @@ class Dense(AbstractLayer):
     # Infinite width
 
     def grow(self, growth: Growth) -> Growth:
-        return replace(growth, diag=max(growth.diag, growth.mean), gaussian=True, raw=False, gain=0)
+        return growth.after_dense(has_bias=not is_zero(self.b_std))
+
+    def at_zero(self, units: Units) -> Units:
+        return Units.ZERO if units is Units.ZERO and is_zero(self.b_std) else Units.RANDOM
 
     def propagate(self, state: State | Inputs) -> State:
-        growth = self.grow(state.growth)
         if isinstance(state, Inputs):
-            return state.dense(self.w_std, self.b_std, growth)
+            return state.dense(self.w_std, self.b_std)
         side, a, b = self._side(state.side)
         (a1, a2), (b1, b2) = state.pair(a), state.pair(b)
         gap = split(a1, b1, a2, b2)
         z, y = complement(a1 * a2 * state.z + gap, a1 * a2 * state.y + b1 * b2 + gap)
-        tangent = a1 * a2 * (state.tangent + (state.growth.gain + 1) * state.cos) + b1 * b2
-        return State(side, state.pair, z, y, tangent, growth)
+        tangent = a1 * a2 * (state.tangent + (state.gain + 1) * state.cos) + b1 * b2
+        return State(side, state.u, state.pair, z, y, tangent, state.power)
 
     def _side(self, side: Side):
         """The new side, and the shares a^2 + b^2 = 1 of weights and biases in its second moment."""

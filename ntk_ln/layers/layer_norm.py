@@ -1,29 +1,28 @@
-"""LayerNorm: before or after an activation."""
+"""LayerNorm: before or after an activation, or on the raw input."""
 
-from dataclasses import replace
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from ntk_ln._numerics import complement, divide, split, sqrt
-from ntk_ln.layers._base import AbstractLayer, is_zero, non_negative
-from ntk_ln.layers._state import Growth, Inputs, Side, State
+from ntk_ln.layers._base import Units, is_zero
+from ntk_ln.layers._norm import AbstractNorm, normalised_rows, normalised_side
+from ntk_ln.layers._state import Inputs, State
 
 
-class LayerNorm(AbstractLayer):
-    r"""Layer normalisation over the units of a layer, before or after an activation.
+class LayerNorm(AbstractNorm):
+    r"""Layer normalisation over the units of a layer, before or after an activation, or over the features of x.
 
         a <- (a - mean(a)) / sqrt(var(a) + eps),   population variance; affine: gain (start 1) and shift (start 0) are trained too.
 
     Infinite width, with k = q - m^2, D = sqrt(k + eps) sqrt(k' + eps):  s <- (s - m m')/D,  t <- t/D + g m m'/D,
     q <- k/(k + eps),  m <- 0;  affine: t <- t + 1, g <- g + 1. One such layer bounds Theta(x,x) (Theorem 3.2).
+    On the raw input there is no limit: the d >= 2 features of each row are normalised exactly.
 
     Args:
         eps: added to the variance, >= 0; differentiable.
-        affine: whether a gain and a shift are trained.
+        affine: whether a gain and a shift are trained; not on the raw input.
 
     Raises:
         ValueError: a negative eps.
@@ -35,13 +34,6 @@ class LayerNorm(AbstractLayer):
     LayerNorm(eps=1e-05, affine=False)
     """
 
-    eps: float | Float[Array, ""]
-    affine: bool = eqx.field(static=True)
-
-    def __init__(self, *, eps: float | Float[Array, ""] = 0.0, affine: bool = False):
-        self.eps = non_negative(eps, "LayerNorm(eps=...)")
-        self.affine = bool(affine)
-
     # Finite width
 
     def init(self, key, n_in, n_out, dtype):
@@ -52,12 +44,7 @@ class LayerNorm(AbstractLayer):
         return normalised * params["gain"][None, :] + params["shift"][None, :] if self.affine else normalised
 
     def _normalise(self, x):
-        centred = x - jnp.mean(x, axis=1, keepdims=True)
-        root_eps = sqrt(jnp.asarray(self.eps, x.dtype))
-        # The size cancels, so it carries no derivative; without it squares over- and underflow.
-        size = jax.lax.stop_gradient(jnp.maximum(jnp.max(jnp.abs(centred), axis=1, keepdims=True), root_eps))
-        scaled, root = divide(centred, size), divide(root_eps, size)
-        return scaled * jax.lax.rsqrt(jnp.mean(scaled * scaled, axis=1, keepdims=True) + root * root)
+        return normalised_rows(centred(x), self.eps)
 
     def ntk_share(self, params, x1, g1, x2, g2):
         if not self.affine:
@@ -68,45 +55,36 @@ class LayerNorm(AbstractLayer):
 
     # Infinite width
 
-    def grow(self, growth: Growth) -> Growth:
-        if growth.raw:
-            raise ValueError("LayerNorm on the raw input is not supported yet: put a Dense before it, or normalise the rows of x")
-        return replace(
-            growth,
-            mean=0.0,
-            diag=growth.diag - growth.mean,
-            gain=growth.gain + self.affine,
-            normalised=True,
-            constant=growth.constant or is_zero(self.eps),
-        )
+    def at_zero(self, units: Units) -> Units:
+        if units in (Units.ZERO, Units.EQUAL):
+            return Units.UNDEFINED if is_zero(self.eps) else Units.ZERO
+        return units
 
-    def propagate(self, state: State | Inputs) -> State:
-        growth = self.grow(state.growth)
-        assert isinstance(state, State)
+    def propagate(self, state: State | Inputs) -> State | Inputs:
+        if isinstance(state, Inputs):
+            rows = normalised_rows(centred(state.v), self.eps, state.unit[:, None])
+            return Inputs(rows, jnp.ones_like(state.u), state.pair, 0.0)
         z, y, tangent = state.z, state.y, state.tangent
-        side, kappa = self._side(state.side)
-        if state.side.mean is not None:
-            (m1, m2), (kap1, kap2) = state.pair(state.side.mean), state.pair(kappa)
-            kappa = kap1 * kap2
-            gap = split(kap1, m1, kap2, m2)
-            z, y = complement((z - gap) / kappa, (y - m1 * m2 - gap) / kappa)
-            tangent = (tangent + state.growth.gain * m1 * m2) / kappa
-        if self.affine:
+        mean, deviation = state.side.mean, state.side.scale
+        if mean is not None:
+            kappa = sqrt(1 - mean * mean)  # sqrt(k/q)
+            deviation = deviation * kappa
+            (m1, m2), (kap1, kap2) = state.pair(mean), state.pair(kappa)
+            gap, both = split(kap1, m1, kap2, m2), kap1 * kap2  # 0 where all units are equal: with an eps they become 0
+            z, y = complement(divide(z - gap, both), divide(y - m1 * m2 - gap, both))
+            tangent = divide(tangent + state.gain * m1 * m2, both)
+        side = normalised_side(state.side, deviation, self.eps, None)
+        if self.affine:  # the shift is 1 whatever the scale: keep 1/(F F') finite
+            side = side._replace(scale=jnp.maximum(side.scale, 16 * jnp.finfo(side.scale.dtype).tiny ** 0.5))
             scale1, scale2 = state.pair(side.scale)
             tangent = tangent + 1 / (scale1 * scale2)
-        return State(side, state.pair, z, y, tangent, growth)
-
-    def _side(self, side: Side):
-        """The new side, and kappa = sqrt(k/q), the share of the standard deviation in the root mean square."""
-        kappa = 1.0 if side.mean is None else sqrt(1 - side.mean * side.mean)
-        deviation = side.scale * kappa
-        # Both may be tiny (|x| = 1e-300 without biases): their ratio is all that counts.
-        size = jax.lax.stop_gradient(jnp.maximum(deviation, side.unit))
-        d, e = divide(deviation, size, 1.0), divide(side.unit, size)
-        scale = divide(d, sqrt(d * d + self.eps * (e * e)), 1.0)
-        if self.affine:  # the shift is 1 whatever the scale: keep 1/(F F') finite
-            scale = jnp.maximum(scale, 16 * jnp.finfo(scale.dtype).tiny ** 0.5)
-        return Side(scale, jnp.ones_like(side.unit)), kappa
+        return State(side, state.u, state.pair, z, y, tangent, 0.0, state.gain + self.affine)
 
     def to_config(self) -> dict[str, Any]:
         return {"layer": "layer_norm", "eps": float(self.eps), "affine": self.affine}
+
+
+def centred(x):
+    """Rows less their mean; the second pass takes away what rounding a large mean has left."""
+    x = x - jnp.mean(x, axis=1, keepdims=True)
+    return x - jnp.mean(x, axis=1, keepdims=True)
