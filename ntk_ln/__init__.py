@@ -1,6 +1,7 @@
 """Analytic neural tangent kernels with and without LayerNorm, and what their predictions do far from the data."""
 
 from ntk_ln._marginal_likelihood import log_marginal_likelihood
+from ntk_ln.activations import AbstractActivation
 from ntk_ln.bounds import KernelSup, SupNorm, SupNormBound, kernel_sup, sup_norm, sup_norm_bound
 from ntk_ln.far_field import FarField, far_field
 from ntk_ln.kernels import NNGP, NTK, AbstractKernel, EmpiricalNTK, KernelPair, NeuralTangentsKernel
@@ -14,6 +15,7 @@ from ntk_ln.theorems import TheoremCheck, check_theorem_3_1, check_theorem_3_2, 
 __all__ = [
     "NNGP",
     "NTK",
+    "AbstractActivation",
     "AbstractKernel",
     "AbstractLayer",
     "Activation",

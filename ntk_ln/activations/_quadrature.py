@@ -123,14 +123,16 @@ class AbstractQuadrature(AbstractActivation):
     def _far_dot(self, z, y, side, pair):
         """phi' of a bounded phi is far out jump * delta; its width counts only for near-duplicates (erf's formula)."""
         (jump, square), (alpha, beta) = self.delta, self.limit or (1.0, 1.0)
-        e1, e2 = pair(divide(side.unit, side.scale))
+        inverse = divide(side.unit, jnp.where(_is_far(side), side.scale, 1))
+        e1, e2 = pair(jnp.where(inverse > 0, jnp.maximum(inverse, _least(z.dtype)), 0))
         width = jump**4 / (4 * pi * square**2)
         second = (alpha**2 + beta**2) / 2
         return divide(jump**2 / (2 * pi * second), hypot(2 * sqrt(z * y), width**0.5 * hypot(e1, e2)))
 
     def _pairs(self, z, y, side, pair, nodes: int, kinked: bool, *, gain: bool = False):
         """(z_new, dot), or the gain's integral, over chunks of the pairs."""
-        h = jnp.maximum(_deviation(side, self.far_limit), 1e-300 if z.dtype == jnp.float64 else _SMALL)
+        # So near 0 nothing changes any more, and derivatives divide by powers of h.
+        h = jnp.maximum(_deviation(side, self.far_limit), _least(z.dtype))
         root, _ = self._moments(h, nodes)
         (h1, h2), (r1, r2) = pair(h), pair(root)
         arrays = [jnp.broadcast_to(v, z.shape).reshape(-1) for v in (z, y, h1, h2, r1, r2)]
@@ -196,6 +198,10 @@ class AbstractQuadrature(AbstractActivation):
 _SMALL = 1e-30  # widths and standard deviations below are as good as 0 beside the Gaussian's
 
 
+def _least(dtype) -> float:
+    return 1e-60 if dtype == jnp.float64 else 1e-10
+
+
 def _deviation(side, limited: bool):
     """h = F/e, up to the far limit."""
     h = divide(side.scale, side.unit, FAR)
@@ -229,7 +235,7 @@ class _Rule(eqx.Module):
 
     @classmethod
     def of(cls, a, nodes: int):
-        return cls(nodes, 8.5) if a.dtype == jnp.float64 else cls(max(4, nodes // 2), 5.5)
+        return cls(nodes, 8.5) if a.dtype == jnp.float64 else cls(max(4, 2 * nodes // 3), 5.5)
 
     def count(self, cuts) -> int:
         outer, inner = 2 * len(cuts) - (0.0 in cuts), len(cuts)

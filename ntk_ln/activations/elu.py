@@ -18,15 +18,21 @@ class Elu(AbstractQuadrature):
         Clevert, Unterthiner, Hochreiter (2016), "Fast and accurate deep network learning by ELUs", eq. 15.
 
     >>> round(Elu().second_moment(), 6)
-    0.644949
+    0.644945
     """
 
-    alpha: float = eqx.field(static=True, default=1.0)
-    nodes: int = eqx.field(static=True, default=NODES)
+    alpha: float = eqx.field(static=True)
+    kinks: tuple[float, ...] = eqx.field(static=True)
+    limit: tuple[float, float] | None = eqx.field(static=True)
+    odd: bool = eqx.field(static=True)
+    delta: tuple[float, float] = eqx.field(static=True)
+    nodes: int = eqx.field(static=True)
 
-    def __check_init__(self):
-        if not isinstance(self.alpha, Real) or isinstance(self.alpha, bool) or not (isfinite(self.alpha) and self.alpha >= 0):
-            raise ValueError(f'`Activation("elu", alpha=...)` needs a finite number, at least 0. Got {self.alpha!r}.')
+    def __init__(self, alpha: float = 1.0, *, nodes: int = NODES):
+        if not isinstance(alpha, Real) or isinstance(alpha, bool) or not (isfinite(alpha) and alpha >= 0):
+            raise ValueError(f'`Activation("elu", alpha=...)` needs a finite number, at least 0. Got {alpha!r}.')
+        self.alpha, self.nodes = float(alpha), nodes
+        self.kinks, self.limit, self.odd, self.delta = (0.0,), (1.0, 0.0), False, (0.0, 1.0)
 
     @property
     def name(self) -> str:
@@ -34,27 +40,11 @@ class Elu(AbstractQuadrature):
 
     @property
     def params(self) -> dict[str, float]:
-        return {"alpha": float(self.alpha)}
+        return {"alpha": self.alpha}
 
     @property
     def degree(self) -> float:
         return 1
-
-    @property
-    def kinks(self) -> tuple[float, ...]:
-        return (0.0,)
-
-    @property
-    def limit(self) -> tuple[float, float]:
-        return 1.0, 0.0
-
-    @property
-    def odd(self) -> bool:
-        return False
-
-    @property
-    def delta(self) -> tuple[float, float]:
-        return 0.0, 1.0
 
     def __call__(self, x):
         positive = x > 0
@@ -62,7 +52,7 @@ class Elu(AbstractQuadrature):
 
     def coarser(self) -> "Elu":
         """The same activation with 3/4 of the nodes."""
-        return Elu(self.alpha, 3 * self.nodes // 4)
+        return Elu(self.alpha, nodes=3 * self.nodes // 4)
 
 
 NAMES = {"elu": Elu}

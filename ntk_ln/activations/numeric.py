@@ -126,7 +126,8 @@ def _check_degree(degree) -> float | None:
         return None
     if not isinstance(degree, Real) or isinstance(degree, bool) or not isfinite(degree) or (degree != 0 and degree <= 0.5):
         raise ValueError(f"`Activation(fn, degree=...)` needs 0, a number above 1/2, or None. Got {degree!r}.")
-    return int(degree) if degree == int(degree) else float(degree)
+    n = float(degree)
+    return int(n) if n.is_integer() else n
 
 
 def _check_limit(limit) -> tuple[float, float]:

@@ -39,8 +39,7 @@ class Tanh(AbstractActivation):
 
     @property
     def error(self) -> float:
-        """Relative error of the duals."""
-        return logistic.ERROR
+        return logistic.GUARANTEED
 
     def __call__(self, x):
         return jnp.tanh(x)

@@ -1,6 +1,5 @@
 """sin and cos, in closed form."""
 
-from abc import abstractmethod
 from math import exp
 
 import jax
@@ -25,10 +24,6 @@ class _Trigonometric(AbstractActivation):
     @property
     def far_limit(self) -> bool:
         return False
-
-    @abstractmethod
-    def _sizes(self, side):
-        """F/e, the size s with E[phi^2] = s^2 r^2, and r."""
 
 
 class Sin(_Trigonometric):
@@ -58,6 +53,7 @@ class Sin(_Trigonometric):
         return (1 - exp(-2)) / 2
 
     def _sizes(self, side):
+        """s = F/e, a and r with E[phi^2] = a^2 r^2."""
         s, (a, b) = _deviation(side), side.point(1.0)
         near = _cap(s, 1)
         # E[sin^2] = (1 - exp(-2 s^2))/2, over a^2 = s^2 b^2 where s is small.
@@ -121,6 +117,7 @@ class Cos(_Trigonometric):
         return (1 + exp(-2)) / 2
 
     def _sizes(self, side):
+        """s = F/e, a and r with E[phi^2] = a^2 r^2."""
         s = _deviation(side)
         return s, jnp.ones_like(s), jnp.sqrt((1 + jnp.exp(-_exponent(s, s, 1.0))) / 2)
 

@@ -13,8 +13,8 @@ from ntk_ln._dtype import computing, is_tracer, same_rows
 from ntk_ln._numerics import complement, divide, hypot
 from ntk_ln.kernels._base import AbstractKernel, KernelPair
 from ntk_ln.layers import AbstractLayer, Activation, Dense, Growth, Inputs, Pairing, Residual, Side, State
-from ntk_ln.layers._state import power_of
 from ntk_ln.layers._repeat import fold, through
+from ntk_ln.layers._state import power_of
 from ntk_ln.layers.activation import correlations
 from ntk_ln.network import Network
 
@@ -94,9 +94,8 @@ class AbstractClosedForm(AbstractKernel):
             raise ValueError(f"`{call}` needs a finite radius > 0. Got {radius!r}.")
         traced = self._traced or is_tracer(radius)
         with computing(call, correlations(rho, call), traced=traced) as inputs:
-            radius = jnp.asarray(radius, inputs.x1.dtype)
             first, *rest = self.network.layers
-            value = _profile(self._select, first, fold(rest), inputs.x1[:, 0], radius)
+            value = _profile(self._select, first, fold(rest), inputs.x1[:, 0], jnp.asarray(radius, inputs.x1.dtype))
             return inputs.give_back(value.reshape(np.shape(rho)))
 
     def homogeneous(

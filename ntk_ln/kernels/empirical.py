@@ -273,7 +273,8 @@ def _layerwise_gram(network: Network, params: Any, x1: Any, x2: Any, output: str
 @partial(jax.jit, static_argnames="output")
 def _layerwise_pair(network: Network, params: Any, x1: Any, x2: Any, output: str) -> KernelPair:
     if not isinstance(network.layers[-1], Dense):
-        raise ValueError(f"`EmpiricalNTK(net, params).pair` needs a network whose last layer is a Dense. Got {network.layers[-1]!r}.")
+        last = network.layers[-1]
+        raise ValueError(f"`EmpiricalNTK(net, params).pair` needs a network whose last layer is a Dense. Got {last!r}.")
     one, two = _passes(network, params, x1, x2)
 
     def tile(cut1, cut2):

@@ -15,8 +15,8 @@ from ntk_ln.layers._state import Growth, Side
 class AbstractNorm(AbstractLayer):
     """A norm layer: eps is added to the mean square; with `affine` a gain (and a shift where there is one) is trained."""
 
-    eps: float | Float[Array, ""]
-    affine: bool = eqx.field(static=True)
+    eps: float | Float[Array, ""] = 0.0
+    affine: bool = eqx.field(static=True, default=False)
 
     def __init__(self, *, eps: float | Float[Array, ""] = 0.0, affine: bool = False):
         self.eps = non_negative(eps, f"{type(self).__name__}(eps=...)")

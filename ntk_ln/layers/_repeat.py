@@ -37,7 +37,7 @@ class Repeat(eqx.Module):
         return jax.lax.scan(step, state, at(slice(1, None)))[0]
 
 
-def through(layers: Sequence[Any], state: State | Inputs) -> State | Inputs:
+def through(layers: Sequence[Any], state: State | Inputs) -> Any:
     """The state after layers and repeated blocks of them."""
     for layer in layers:
         state = layer.propagate(state)

@@ -95,7 +95,7 @@ class Residual(AbstractLayer):
 
     def propagate(self, state: State | Inputs) -> State:
         assert isinstance(state, State)
-        inside = state
+        inside: Any = state
         for layer in self.body:
             inside = layer.propagate(inside)
         # Both in the larger exponent: the other's scale is smaller by a power of u, which vanishes at infinity.

@@ -88,11 +88,11 @@ def test_averages_against_mpmath(act, reference):
         scales = {"F": want["F"], "mean": 1, "z": 1, "y": 1, "dot": want["dots"], "gain": want["gains"]}
         for name, scale in scales.items():
             if got[name] is not None:
-                tolerance = 2 * act.error if name == "gain" else act.error
+                tolerance = 2 * logistic.ERROR if name == "gain" else logistic.ERROR
                 assert abs(mpf(float(got[name][i])) - want[name]) <= tolerance * scale, (name, point)
         # An angle keeps its digits however small: z relative to its own size, but for what the sides' difference loses.
         for name in ("z", "y") if act.name == "tanh" else ("z",):
-            assert abs(mp.sqrt(mpf(float(got[name][i]))) - mp.sqrt(abs(want[name]))) <= act.error, (name, point)
+            assert abs(mp.sqrt(mpf(float(got[name][i]))) - mp.sqrt(abs(want[name]))) <= logistic.ERROR, (name, point)
 
 
 @each
@@ -198,12 +198,73 @@ def test_mixture_is_the_logistic_function():
     assert np.abs(mixture - special.expit(x[:, 0])).max() < logistic.UNIFORM
 
 
+@pytest.mark.slow
+@each
+def test_more_nodes_change_nothing(act, monkeypatch):
+    h = [1e-3, 0.1, 0.3, 0.6, 1.0, 1.7, 3.0, 10.0, 50.0, 1e6]
+    points = [(h1, h2, z, 1 - z) for h1 in h for h2 in h for z in (0.0, 1e-9, 0.05, 0.3, 0.5, 0.8, 0.99, 1.0)]
+    h1, h2, z, y = np.array(points).T
+    n = len(z)
+
+    def run():
+        side, twice = Side(jnp.concatenate([h1, h2]), jnp.ones(2 * n)), jnp.zeros(2 * n)
+
+        def pair(a):
+            return a[:n], a[n:]
+
+        def both(a):
+            return a, a
+
+        dual, own = act.dual(jnp.asarray(z), jnp.asarray(y), side, pair), act.dual(twice, twice + 1, side, both)
+        gain, own_gain = act.gain_dual(jnp.asarray(z), jnp.asarray(y), side, pair), act.gain_dual(twice, twice + 1, side, both)
+        scales = (jnp.sqrt(v[:n] * v[n:]) for v in (own.dot, own_gain))
+        return jnp.log(act.moments(side)[0]), dual.z, dual.y, *(v / s for v, s in zip((dual.dot, gain), scales, strict=True))
+
+    with enable_x64(True):
+        few = run()
+        scales, weights = nodes(24)
+        monkeypatch.setattr(logistic, "SCALES", tuple(scales))
+        monkeypatch.setattr(logistic, "WEIGHTS", tuple(weights))
+        for got, want in zip(few, run(), strict=True):
+            np.testing.assert_allclose(got, want, rtol=0, atol=logistic.ERROR)
+
+
 @each
 def test_second_moment(act):
     side = Side(jnp.ones(1), jnp.ones(1))
     with enable_x64(True):
         scale, _ = act.moments(Side(*(v.astype(jnp.float64) for v in side[:2])))
-    np.testing.assert_allclose(float(scale[0]) ** 2, act.second_moment(), rtol=2 * act.error)
+    np.testing.assert_allclose(float(scale[0]) ** 2, act.second_moment(), rtol=2 * logistic.ERROR)
     x = jnp.linspace(-3, 3, 7)
     f = {"tanh": np.tanh, "silu": lambda x: x * special.expit(x), "softplus": lambda x: np.logaddexp(0, x)}[act.name]
     np.testing.assert_allclose(act(x), f(np.asarray(x)), atol=2e-6)
+
+
+def test_the_guaranteed_error_follows_from_the_functions_themselves():
+    # |E[f f'] - E[m m']| <= (2 r + r^2) |f| |f'| for functions f and their mixtures m with |f - m| <= r |f| in mean square.
+    s, weights = np.array(logistic.SCALES), np.array(logistic.WEIGHTS)
+    w = np.exp(np.linspace(-40, np.log(12), 6001))
+    mass = w * np.exp(-w * w / 2)
+    w, mass = np.r_[-w[::-1], w], np.r_[mass[::-1], mass]
+
+    def pairs(x):
+        def mixture(x):
+            u = x[:, None] / s
+            density = np.exp(-u * u / 2) / np.sqrt(2 * np.pi)
+            return special.ndtr(u) @ weights, (density / s) @ weights, (density * s) @ weights
+
+        sigma, slope, smooth = mixture(x)
+        sigma2, slope2, _ = mixture(2 * x)
+        logistic_ = special.expit(x)
+        yield np.tanh(x), 2 * sigma2 - 1
+        yield 4 * special.expit(2 * x) * special.expit(-2 * x), 4 * slope2
+        yield x * logistic_, x * sigma
+        yield logistic_ + x * logistic_ * special.expit(-x), sigma + x * slope
+        yield np.logaddexp(0, x), x * sigma + smooth
+        yield logistic_, sigma
+
+    for h in np.geomspace(1e-3, 1e8, 34):
+        for f, m in pairs(h * w):
+            r = np.sqrt((mass @ (f - m) ** 2) / (mass @ f**2))
+            assert 2 * r + r * r <= logistic.GUARANTEED, h
+    assert all(act.error == logistic.GUARANTEED for act in ACTIVATIONS)

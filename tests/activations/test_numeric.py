@@ -1,7 +1,6 @@
 """Activations by quadrature, against the closed forms and mpmath."""
 
 import sys
-from math import sqrt
 
 import equinox as eqx
 import jax
@@ -15,7 +14,7 @@ from ntk_ln._dtype import enable_x64
 from ntk_ln.activations.elu import NAMES, Elu
 from ntk_ln.activations.erf import Erf
 from ntk_ln.activations.gelu import Gelu
-from ntk_ln.activations.homogeneous import absolute, relu
+from ntk_ln.activations.homogeneous import Homogeneous, absolute, relu
 from ntk_ln.activations.numeric import Numeric
 from ntk_ln.layers._state import Side
 
@@ -26,7 +25,6 @@ EPS = np.finfo(np.float64).eps
 SCALES = np.array([1e-8, 1e-3, 0.3, 1, 5, 100, 1e5, 1e10])
 ANGLES = np.array([1e-20, 1e-8, 1e-3, 0.2, 0.5, 0.8, 1 - 1e-3, 1])
 INPUTS = 96  # pairs a call: every test compiles for one shape
-# The smallest node values: a test's pairs are few, and what is compiled is what counts.
 
 
 def gelu(x):
@@ -54,7 +52,12 @@ def halves(a):
 @eqx.filter_jit
 def evaluate(act, z, y, scale, unit):
     side = Side(scale, unit)
-    return act.dual(z, y, side, halves), act.moments(side), act.gain_dual(z, y, side, halves)
+    return act.dual(z, y, side, halves), act.moments(side)
+
+
+@eqx.filter_jit
+def evaluate_gain(act, z, y, scale, unit):
+    return act.gain_dual(z, y, Side(scale, unit), halves)
 
 
 @eqx.filter_jit
@@ -88,20 +91,19 @@ def dot_scale(act, scale):
     ("numeric", "closed"),
     [
         (Numeric(jax.nn.relu, 1, (0,)), relu()),
-        (Numeric(jnp.abs, 1, (0,)), absolute()),
+        pytest.param(Numeric(jnp.abs, 1, (0,)), absolute(), marks=pytest.mark.slow),
         (Numeric(gelu, 1), Gelu()),
-        (Numeric(jax.scipy.special.erf, 0), Erf()),
+        pytest.param(Numeric(jax.scipy.special.erf, 0), Erf(), marks=pytest.mark.slow),
     ],
-    ids=lambda act: act.name,
+    ids=["relu", "abs", "gelu", "erf"],
 )
 def test_agrees_with_the_closed_form(numeric, closed):
     args = points()
-    (got, (scale, mean), gain), (want, (scale0, mean0), gain0) = evaluate(numeric, *args), evaluate(closed, *args)
+    (got, (scale, mean)), (want, (scale0, mean0)) = evaluate(numeric, *args), evaluate(closed, *args)
     tol = 1e-10
     np.testing.assert_allclose(got.z, want.z, rtol=0, atol=tol)
     np.testing.assert_allclose(got.y, want.y, rtol=0, atol=tol)
     np.testing.assert_allclose((got.dot - want.dot) / dot_scale(closed, args[2]), 0, atol=tol)
-    np.testing.assert_allclose(gain, gain0, rtol=0, atol=tol)
     np.testing.assert_allclose(scale, scale0, rtol=tol)
     if mean0 is None:
         assert mean is None
@@ -110,51 +112,63 @@ def test_agrees_with_the_closed_form(numeric, closed):
     assert numeric.second_moment() == pytest.approx(closed.second_moment(), rel=tol)
 
 
-@pytest.mark.parametrize("fn", [jnp.tanh, jax.nn.silu, jax.nn.softplus])
+@pytest.mark.slow
+@pytest.mark.parametrize(("numeric", "closed"), [(Numeric(jax.nn.relu, 1, (0,)), relu()), (Numeric(gelu, 1), Gelu())])
+def test_gain_agrees_with_the_closed_form(numeric, closed):
+    args = points()
+    np.testing.assert_allclose(evaluate_gain(numeric, *args), evaluate_gain(closed, *args), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [jnp.tanh, *(pytest.param(fn, marks=pytest.mark.slow) for fn in (jax.nn.silu, jax.nn.softplus))],
+    ids=lambda fn: fn.__name__,
+)
 def test_agrees_with_mpmath(fn):
     act, layer = Numeric(fn, 0 if fn is jnp.tanh else 1), {"name": fn.__name__}
-    h1, h2, z = np.array([1, 0.5, 3, 8, 0.01]), np.array([1, 2, 3, 0.7, 0.01]), np.array([0.2, 0.4, 1e-3, 0.9, 0.5])
-    dual, (scale, mean), gain = evaluate(act, *arguments(h1, h2, z))
+    h1, h2, z = np.array([1, 2, 0.01]), np.array([1, 0.7, 0.01]), np.array([1e-3, 0.8, 0.45])
+    (dual, (scale, mean)), gain = (f(act, *arguments(h1, h2, z)) for f in (evaluate, evaluate_gain))
     phi = make.dual(layer)
     for i, (a, b, zi) in enumerate(zip(h1, h2, z, strict=True)):
         q1, q2 = mp.mpf(a) ** 2, mp.mpf(b) ** 2
         s = mp.mpf(a) * mp.mpf(b) * (1 - 2 * mp.mpf(zi))
-        nu = mp.sqrt(phi.product(q1, q1, q1) * phi.product(q2, q2, q2))
+        nu1, nu2 = (mp.sqrt(phi.product(q, q, q)) for q in (q1, q2))
+        nu = nu1 * nu2
         assert float(dual.z[i]) == pytest.approx(float((1 - phi.product(q1, q2, s) / nu) / 2), abs=1e-10)
         assert float(dual.dot[i]) == pytest.approx(float(a * b * phi.tangent(q1, q2, s) / nu), abs=1e-10)
         assert float(gain[i]) == pytest.approx(float(phi.gain(q1, q2, s) / nu), abs=1e-10)
-        assert float(scale[i]) == pytest.approx(float(mp.sqrt(phi.product(q1, q1, q1))), rel=1e-10)
-        assert mean is None or float(mean[i]) == pytest.approx(float(phi.mean(q1) / mp.sqrt(phi.product(q1, q1, q1))), abs=1e-10)
+        assert float(scale[i]) == pytest.approx(float(nu1), rel=1e-10)
+        assert mean is None or float(mean[i]) == pytest.approx(float(phi.mean(q1) / nu1), abs=1e-10)
 
 
 def test_known_values():
-    for fn, kappa, slope in (
-        (jnp.tanh, 0.2252221535268837, 0.3935877980947682),
-        (jax.scipy.special.erf, 0.2619797608689092, 0.4630727453619044),
-    ):
-        dual, (nu, _), _ = evaluate(Numeric(fn, 0), *arguments([1], [1], [0.2]))
-        assert float((dual.y - dual.z)[0] * nu[0] ** 2) == pytest.approx(kappa, abs=1e-12)
-        assert float(dual.dot[0] * nu[0] ** 2) == pytest.approx(slope, abs=1e-12)
+    dual, (nu, _) = evaluate(Numeric(jnp.tanh, 0), *arguments([1], [1], [0.2]))
+    assert float((dual.y - dual.z)[0] * nu[0] ** 2) == pytest.approx(0.2252221535268837, abs=1e-13)
+    assert float(dual.dot[0] * nu[0] ** 2) == pytest.approx(0.3935877980947682, abs=1e-13)
 
 
-@pytest.mark.parametrize("act", [Numeric(jnp.tanh, 0), Elu(), Numeric(hard_tanh, 0, (-1, 1))], ids=lambda act: act.name)
+@pytest.mark.parametrize(
+    "act",
+    [Numeric(jnp.tanh, 0), Elu(), pytest.param(Numeric(hard_tanh, 0, (-1, 1)), marks=pytest.mark.slow)],
+    ids=["tanh", "elu", "hard_tanh"],
+)
 def test_near_duplicates(act):
     # dz_new/dz = dot (Price): relative accuracy at any z, and exactly 0 at 0.
     h = np.array([0.0, 1e-3, 1, 5, 100])
     z, y, scale, unit = arguments(*(v.ravel() for v in np.broadcast_arrays(h[:, None], h[:, None], [0.0, 1e-20, 1e-16])))
-    dual, _, _ = evaluate(act, z, y, scale, unit)
+    dual, _ = evaluate(act, z, y, scale, unit)
     assert not np.any(np.asarray(dual.z)[np.asarray(z) == 0])
-    near = (np.asarray(z) > 0) & (np.asarray(scale)[:INPUTS] > 0)
-    np.testing.assert_allclose((dual.z / jnp.where(z > 0, z * dual.dot, 1))[near], 1, rtol=1e-5 * (1 if act.kinks else 1e-3))
+    near = (np.asarray(z) == 1e-20) & (np.asarray(scale)[:INPUTS] > 0)
+    np.testing.assert_allclose(dual.z[near], (z * dual.dot)[near], rtol=1e-8)
 
 
 @pytest.mark.parametrize(
     ("act", "better"),
     [
-        (Numeric(jax.nn.relu, 1, (0,)), relu()),
+        pytest.param(Numeric(jax.nn.relu, 1, (0,)), relu(), marks=pytest.mark.slow),
         (Numeric(jax.nn.relu, 1), relu()),
-        (Numeric(hard_tanh, 0), Numeric(hard_tanh, 0, (-1, 1), nodes=24)),
-        (Numeric(jnp.tanh, 0), Numeric(jnp.tanh, 0, nodes=28)),
+        pytest.param(Numeric(hard_tanh, 0), Numeric(hard_tanh, 0, (-1, 1), nodes=24), marks=pytest.mark.slow),
+        pytest.param(Numeric(jnp.tanh, 0), Numeric(jnp.tanh, 0, nodes=28), marks=pytest.mark.slow),
     ],
     ids=["relu", "relu undeclared", "hard-tanh undeclared", "tanh"],
 )
@@ -169,6 +183,7 @@ def test_error_estimate_covers_the_error(act, better):
     assert np.all(np.abs(got.dot - want.dot) <= error_dot)
 
 
+@pytest.mark.slow
 def test_error_estimate_of_an_oscillation():
     rng = np.random.default_rng(1)
     h1, h2 = 10 ** rng.uniform(-1, 2, (2, INPUTS))
@@ -185,7 +200,9 @@ def test_error_estimate_of_an_oscillation():
 
 def test_coarser_is_the_same_with_fewer_nodes():
     act = Numeric(jnp.tanh, 0)
-    assert act.coarser().nodes < act.nodes and act.coarser().limit == act.limit and act.coarser().fn is act.fn
+    assert act.coarser().nodes < act.nodes
+    assert act.coarser().limit == act.limit
+    assert act.coarser().fn is act.fn
     assert Elu(2.0).coarser().alpha == 2.0
 
 
@@ -206,50 +223,66 @@ def test_elu():
             Elu(alpha)
 
 
-@pytest.mark.parametrize("act", [Elu(), Numeric(jnp.tanh, 0)], ids=lambda act: act.name)
-def test_far_out_and_derivatives(act):
-    h = np.array([1e-300, 1e-8, 1, 1e11, 1e13, 1e300])
-    z, y, scale, unit = arguments(*(v.ravel() for v in np.meshgrid(h, h, [0.0, 1e-20, 0.3, 1.0])[:3]))[:4] if False else arguments(
-        np.repeat(h, 16)[:INPUTS], np.tile(np.repeat(h[[0, 2, 4, 5]], 4), 6), np.tile([0.0, 1e-20, 0.3, 1.0], 24)
-    )
-    unit = unit.at[INPUTS - 1].set(0)  # the far limit itself
+FAR = np.array([1e-300, 1e-8, 1, 1e11, 1e13, 1e300])
 
-    @jax.jit
+
+def far_points():
+    return arguments(np.repeat(FAR, 16), np.tile(np.repeat(FAR[[0, 2, 4, 5]], 4), 6), np.tile([0, 1e-20, 0.3, 1], 24))
+
+
+@pytest.mark.parametrize("act", [Elu(), Numeric(jnp.tanh, 0)], ids=["elu", "tanh"])
+def test_far_out(act):
+    z, y, scale, unit = far_points()
+    unit = jnp.where(scale == 1e300, 0, unit)
+    dual, (nu, mean) = evaluate(act, z, y, scale, unit)
+    assert all(np.isfinite(v).all() for v in jax.tree.leaves((dual, nu, mean)))
+    limit = Homogeneous("limit", *act.limit, act.degree)
+    want, (nu0, mean0) = evaluate(limit, z, y, scale, unit)
+    both = np.logical_and(*halves(np.asarray(scale) >= 1e11))
+    np.testing.assert_allclose(dual.z[both], want.z[both], rtol=0, atol=1e-11)
+    np.testing.assert_allclose(nu[scale >= 1e11], nu0[scale >= 1e11], rtol=1e-11)
+    if act.degree == 0:  # a bounded phi jumps: dot -> jump^2 E[delta(a) delta(b)]
+        apart = both & (np.asarray(z) == 0.3)
+        np.testing.assert_allclose(dual.dot[apart], 4 / (2 * np.pi * np.sqrt(4 * 0.3 * 0.7)), rtol=1e-10)
+    else:
+        apart = both & (np.asarray(z) >= 0.3)
+        np.testing.assert_allclose(dual.dot[apart], want.dot[apart], rtol=0, atol=1e-10)
+        np.testing.assert_allclose(mean[scale >= 1e11], mean0, rtol=1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("act", [Elu(), Numeric(jnp.tanh, 0)], ids=["elu", "tanh"])
+def test_derivatives_are_finite(act):
+    z, _, scale, unit = far_points()
+
     def total(z, scale, unit):
-        dual, (nu, mean), gain = evaluate(act, z, 1 - z, scale, unit)
-        return jnp.sum(dual.z + dual.y * jnp.arange(INPUTS) + gain) + (0 if mean is None else jnp.sum(mean)), (dual, nu, gain)
+        dual, (_, mean) = evaluate(act, z, 1 - z, scale, unit)
+        return jnp.sum(dual.z) + jnp.sum(dual.y * dual.y) + (0 if mean is None else jnp.sum(mean))
 
-    (value, parts), slopes = jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True)(z, scale, unit)
-    assert np.isfinite(value)
-    assert all(np.isfinite(v).all() for v in jax.tree.leaves((parts, slopes)))
-    # dz_new/dz = dot, and the limit is reached
-    weight = 1 - np.arange(INPUTS)
-    dual = parts[0]
-    inner = (np.asarray(z) == 0.3) & (np.asarray(scale)[:INPUTS] >= 1e-8)
-    far = act._far
-    limit = far.dual(z, y, Side(scale, unit), halves)
-    both = np.logical_and(*halves(np.asarray(scale) >= 1e13))
-    assert both.any()
-    np.testing.assert_allclose(dual.z[both], limit.z[both], rtol=0, atol=1e-11)
-    assert weight.shape == inner.shape
+    def slope(z, scale, unit):
+        return jax.jvp(lambda z, scale: jax.grad(total, argnums=(0, 1, 2))(z, scale, unit), (z, scale), (z, scale))
+
+    assert all(np.isfinite(v).all() for v in jax.tree.leaves(jax.jit(slope)(z, scale, unit)))
 
 
-def test_slope_in_z_is_dot():
-    for act in (Elu(), Numeric(hard_tanh, 0, (-1, 1))):
-        z, y, scale, unit = arguments([1, 2, 0.3, 20, 1], [1, 1, 0.3, 20, 5], [0.3, 0.1, 1e-3, 0.7, 0.9])
+@pytest.mark.parametrize(
+    "act", [Elu(), pytest.param(Numeric(hard_tanh, 0, (-1, 1)), marks=pytest.mark.slow)], ids=["elu", "hard_tanh"]
+)
+def test_slope_in_z_is_dot(act):
+    z, y, scale, unit = arguments([1, 2, 0.3, 20, 1], [1, 1, 0.3, 20, 5], [0.3, 0.1, 1e-3, 0.7, 0.9])
 
-        def new(z, act=act, scale=scale, unit=unit):
-            return jnp.sum(act.dual(z, 1 - z, Side(scale, unit), halves).z)
+    def new(z):
+        return jnp.sum(act.dual(z, 1 - z, Side(scale, unit), halves).z)
 
-        np.testing.assert_allclose(jax.jit(jax.grad(new))(z), evaluate(act, z, y, scale, unit)[0].dot, rtol=1e-7)
+    np.testing.assert_allclose(jax.jit(jax.grad(new))(z), evaluate(act, z, y, scale, unit)[0].dot, rtol=1e-7)
 
 
 def test_float32():
     z, y, scale, unit = points()
     single = [v.astype(jnp.float32) for v in (z, y, scale, unit)]
     exact = [v.astype(jnp.float64) for v in single]
-    for act in (Numeric(jnp.tanh, 0), Elu()):
-        (got, (nu, _), _), (want, (nu0, _), _) = evaluate(act, *single), evaluate(act, *exact)
+    for act in (Numeric(jnp.tanh, 0),):
+        (got, (nu, _)), (want, (nu0, _)) = evaluate(act, *single), evaluate(act, *exact)
         assert got.z.dtype == got.dot.dtype == nu.dtype == jnp.float32
         np.testing.assert_allclose(got.z, want.z, rtol=0, atol=5e-6)
         np.testing.assert_allclose((got.dot - want.dot) / dot_scale(act, exact[2]), 0, atol=2e-5)
@@ -262,8 +295,10 @@ def test_limits_are_estimated():
     assert Numeric(lambda x: jax.nn.leaky_relu(x, 0.2), 1).limit == pytest.approx((1, -0.2), abs=1e-12)
     assert Numeric(lambda x: x + 3, 1).limit == (1, -1)
     assert Numeric(jnp.tanh, 0, limit=(1, -1)) == Numeric(jnp.tanh, 0)
-    assert np.isnan(Numeric(jnp.tanh).degree) and np.isnan(Numeric(jnp.tanh).derivative_growth)
-    assert not Numeric(jnp.tanh).far_limit and Numeric(jnp.tanh, 0).derivative_growth == -0.5
+    assert np.isnan(Numeric(jnp.tanh).degree)
+    assert np.isnan(Numeric(jnp.tanh).derivative_growth)
+    assert not Numeric(jnp.tanh).far_limit
+    assert Numeric(jnp.tanh, 0).derivative_growth == -0.5
     with pytest.raises(ValueError, match=r"needs `limit=\(alpha, beta\)`"):
         Numeric(jnp.sin, 1)
     with pytest.raises(ValueError, match=r"needs `limit=\(alpha, beta\)`"):
@@ -272,7 +307,10 @@ def test_limits_are_estimated():
 
 def test_it_is_hashable_and_named():
     act = Numeric(gelu, 1)
-    assert act.name == "gelu" and act.params == {} and act == Numeric(gelu, 1) and hash(act) == hash(Numeric(gelu, 1))
+    assert act.name == "gelu"
+    assert act.params == {}
+    assert act == Numeric(gelu, 1)
+    assert hash(act) == hash(Numeric(gelu, 1))
     assert Numeric(lambda x: x * 1.0, 1) != Numeric(lambda x: x * 1.0, 1)
     assert Numeric(jax.tree_util.Partial(jnp.tanh)).name == "callable"
 
@@ -291,10 +329,9 @@ def test_what_it_refuses():
     for degree in (-1, 0.5, float("nan"), "1", True):
         with pytest.raises(ValueError, match="needs 0, a number above 1/2, or None"):
             Numeric(jnp.tanh, degree)
-    with pytest.raises(ValueError, match="kinks=...*needs finite numbers"):
+    with pytest.raises(ValueError, match=r"kinks=\.\.\.\)` needs finite numbers"):
         Numeric(jnp.tanh, 0, kinks=(0, float("inf")))
     with pytest.raises(ValueError, match="two finite numbers, not both 0"):
         Numeric(jnp.tanh, 0, limit=(0, 0))
     with pytest.raises(ValueError, match="needs `degree` too"):
         Numeric(jnp.tanh, limit=(1, -1))
-    assert sqrt(4) == 2
