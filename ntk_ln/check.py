@@ -3,7 +3,7 @@
 Nothing is read or written here; `ntk_ln.report` and `ntk_ln.plots` show the result.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +14,7 @@ import numpy as np
 
 import ntk_ln as nl
 from ntk_ln.data import Dataset
+from ntk_ln.far_field import check_far
 from ntk_ln.theorems import theorem_3_1, theorem_3_3
 
 WIDTHS = (128, 256, 512, 1024)
@@ -118,30 +119,45 @@ class CheckResult:
 def counterparts(network: nl.Network) -> tuple[nl.Network, nl.Network]:
     """The plain network and the one with norms, given either.
 
-    A network with norms is stripped of them; one without gets a LayerNorm before its first activation.
+    A network with norms is stripped of them; one without gets a LayerNorm before its first activation (before the Residual that
+    has it in its body, since a norm in a branch bounds nothing).
 
     >>> plain, normed = counterparts(nl.mlp(1))
     >>> [type(layer).__name__ for layer in normed.layers]
     ['Dense', 'LayerNorm', 'Activation', 'Dense']
     """
     layers = network.layers
-    stripped = [layer for layer in layers if not isinstance(layer, nl.LayerNorm)]
-    if len(stripped) < len(layers):
-        return nl.Network(*stripped), network
-    first = next((i for i, layer in enumerate(layers) if isinstance(layer, nl.Activation)), None)
+    if network.has_norm:
+        return nl.Network(*_stripped(layers)), network
+    first = next((i for i, layer in enumerate(layers) if _has_activation(layer)), None)
     if first is None:
         raise ValueError("`counterparts(network)` puts a LayerNorm before the first activation. Got no activation; add one.")
     return network, nl.Network(*layers[:first], nl.LayerNorm(), *layers[first:])
+
+
+def _stripped(layers: Sequence[nl.AbstractLayer]) -> Iterator[nl.AbstractLayer]:
+    for layer in layers:
+        if isinstance(layer, nl.Residual):
+            yield nl.Residual(*_stripped(layer.body))
+        elif not isinstance(layer, nl.LayerNorm | nl.RMSNorm):
+            yield layer
+
+
+def _has_activation(layer: nl.AbstractLayer) -> bool:
+    return isinstance(layer, nl.Activation) or (isinstance(layer, nl.Residual) and any(map(_has_activation, layer.body)))
 
 
 def fit(data: Dataset, network: nl.Network, noise: float = 0.0) -> Fitted:
     """Both networks and their posteriors, under the names "plain" and "layer_norm".
 
     Raises:
-        ValueError: a network without an infinite-width kernel for these inputs; rows that contradict each other without noise.
+        ValueError: a network without an infinite-width kernel for these inputs, or (sin, cos) without a far limit; rows that
+            contradict each other without noise.
     """
-    named = zip(("plain", "layer_norm"), counterparts(network), strict=True)
-    return {name: (net, nl.posterior(nl.NTK(net), data.x, data.y, noise=noise)) for name, net in named}
+    named = dict(zip(("plain", "layer_norm"), counterparts(network), strict=True))
+    for net in named.values():
+        check_far(nl.NTK(net), "ntk-ln check")
+    return {name: (net, nl.posterior(nl.NTK(net), data.x, data.y, noise=noise)) for name, net in named.items()}
 
 
 STEPS = 14  # calls of `on_step` in `check`: seven a network

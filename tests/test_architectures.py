@@ -82,7 +82,7 @@ def test_a_norm_on_the_raw_input_has_a_far_field_and_a_supremum():
 
 def test_what_a_norm_on_the_raw_input_refuses():
     net = nl.Network(nl.LayerNorm(), dense())
-    with pytest.raises(ValueError, match=r"layer 0, LayerNorm\(eps=0.0, affine=True\): a trained gain on the raw input"):
+    with pytest.raises(ValueError, match=r"layer 0, LayerNorm\(affine=True\): a trained gain on the raw input"):
         nl.Network(nl.LayerNorm(affine=True), dense())
     with pytest.raises(ValueError, match=r"makes 0 of every row with one feature"):
         nl.NTK(net)([[1.0]])
@@ -427,3 +427,19 @@ def test_standard_parameters_that_nothing_stands_for_are_refused():
 def test_fold_keeps_the_order():
     layers = nl.mlp(5).layers + nl.mlp(2).layers
     assert sum(part.times * len(part.block) if isinstance(part, Repeat) else 1 for part in fold(layers)) == len(layers)
+
+
+def test_biases_after_a_degree_below_one_decide_the_next_term():
+    power, relu = nl.Activation("relu_power", degree=0.75), RELU
+    for net, exponents in (
+        (nl.Network(dense(), power, dense(), power, dense()), (0.75**2, 0.75**2)),
+        (nl.Network(dense(), nl.Residual(power, dense()), dense(), relu, dense()), (1, 0.25)),
+        (nl.Network(dense(), power, nl.LayerNorm(eps=0.1), dense()), (0, 1)),
+    ):
+        p = nl.posterior(nl.NTK(net), X, np.array([0.5, -1.0, 2.0, 0.3]))
+        v = np.array([0.6, 0.8, 0.0])
+        f = nl.far_field(p, v)
+        assert (f.power, f.correction_power) == exponents
+        r = 1e8
+        rest = (p.mean(r * v[None, :])[0] / r**f.power - f.coefficient) * r**f.correction_power
+        assert abs(rest - f.correction) < 0.05 * np.abs(p.alpha).sum()

@@ -61,6 +61,11 @@ def check(cases: list[KernelCase], dtype: type, *, rows: int = 0) -> None:
             )
 
 
+def op_by_op(cases: list[KernelCase]):
+    """Networks share their compiled operations; but loops over quadrature nodes are slow without a compiled body."""
+    return nullcontext() if uses_quadrature(cases[0].network) else jax.disable_jit()
+
+
 class TestKernels:
     @pytest.mark.parametrize("cases", params(KERNELS))
     def test_float64(self, cases):
@@ -68,8 +73,7 @@ class TestKernels:
 
     @pytest.mark.parametrize("cases", params({name: FLOAT32[name] for name in KERNELS}))
     def test_float32(self, cases):
-        # Loops over quadrature nodes are slow op by op.
-        with nullcontext() if uses_quadrature(cases[0].network) else jax.disable_jit():
+        with op_by_op(cases):
             check(cases, np.float32, rows=ROWS)
 
     @pytest.mark.slow
@@ -79,13 +83,13 @@ class TestKernels:
 
     @pytest.mark.parametrize("cases", params(EXTRA))
     def test_extra_float64_op_by_op(self, cases):
-        with jax.disable_jit():
+        with op_by_op(cases):
             check(cases, np.float64, rows=ROWS)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("cases", params({name: cases for name, cases in FLOAT32.items() if name not in KERNELS}))
     def test_extra_float32_op_by_op(self, cases):
-        with jax.disable_jit():
+        with op_by_op(cases):
             check(cases, np.float32, rows=ROWS)
 
     @pytest.mark.slow

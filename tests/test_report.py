@@ -282,3 +282,17 @@ def test_folders_that_are_refused(result, tmp_path):
         report.check_folder(tmp_path / "mine" / "thesis.tex" / "r")
     assert os.listdir(tmp_path) == ["mine"]
     assert os.listdir(tmp_path / "mine") == ["thesis.tex"]
+
+
+def test_counterparts_of_residual_networks():
+    dense, relu = nl.Dense(b_std=0.1), nl.Activation("relu")
+    inside = nl.Network(dense, nl.Residual(nl.RMSNorm(), relu, dense), nl.LayerNorm(), dense)
+    plain, normed = counterparts(inside)
+    assert normed is inside
+    assert plain == nl.Network(dense, nl.Residual(relu, dense), dense)
+    assert counterparts(plain)[1] == nl.Network(dense, nl.LayerNorm(), nl.Residual(relu, dense), dense)
+
+
+def test_a_network_without_a_far_limit_is_refused():
+    with pytest.raises(ValueError, match=r"`ntk-ln check`: the activation sin has no known limit far out"):
+        fit(sine(12), nl.mlp(1, activation="sin"))

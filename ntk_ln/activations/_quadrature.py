@@ -6,6 +6,7 @@ nodes resolve phi of width 1 and the Gaussian at any standard deviation h, and n
 """
 
 from functools import lru_cache
+from itertools import pairwise
 from math import pi
 
 import equinox as eqx
@@ -22,6 +23,8 @@ NODES = 18  # a panel
 FAR = 1e12  # standard deviations above are the homogeneous limit
 LIVE = 2**20  # node values at once
 SAFETY = 10.0  # where phi has kinks that were not declared the errors of two rules may be alike
+
+UNRESOLVED = 1e-2  # an error of z_new from here on says only that phi is not resolved
 
 
 class AbstractQuadrature(AbstractActivation):
@@ -70,7 +73,7 @@ class AbstractQuadrature(AbstractActivation):
     def _moments(self, h, nodes: int):
         """sqrt(E[phi^2]) and E[phi]/sqrt(E[phi^2])."""
         rule, inverse = _Rule.of(h, nodes), 1 / jnp.maximum(h, _SMALL)
-        x, w = rule.outer(_ordered([inverse * cut for cut in self._cuts]), inverse, inverse)
+        x, w = rule.single(_ordered([inverse * cut for cut in self._cuts]), inverse)
         x, w = (v.reshape(*h.shape, -1) for v in (x, w))
         values = self(h[..., None] * x)
         # A power of the scale cancels: squares of values near 1e-300 underflow.
@@ -80,7 +83,7 @@ class AbstractQuadrature(AbstractActivation):
         return top * root, None if self.odd else divide(jnp.sum(w * values, axis=-1), root)
 
     def dual(self, z, y, side, pair):
-        small, dot = self._half(z, y, side, pair, self.nodes, bool(self.kinks))
+        small, dot = self._half(z, y, side, pair, self.nodes)
         small, swap = jnp.clip(small, 0, 1), self._swap(z, y)
         z_new, y_new = jnp.where(swap, 1 - small, small), jnp.where(swap, small, 1 - small)
         if self._far is not None:
@@ -94,28 +97,32 @@ class AbstractQuadrature(AbstractActivation):
     def quadrature_error(self, z, y, side, pair) -> tuple[Num, Num]:
         """An estimate of the errors of z_new and of dot, where dual integrates: what two coarser rules change, and rounding.
 
-        One of them expects a kink at 0. The largest change is multiplied by 10, for kinks that were not declared.
+        The larger change is multiplied by 10, for kinks that were not declared. An estimate, no bound: where phi oscillates
+        faster than the nodes lie three rules may still agree by chance.
         """
-        rules = ((self.nodes, bool(self.kinks)), (3 * self.nodes // 4, bool(self.kinks)), (5 * self.nodes // 8, True))
-        (z_new, dot), *others = (self._half(z, y, side, pair, *rule) for rule in rules)
+        (z_new, dot), *others = (self._half(z, y, side, pair, self.nodes * k // 8) for k in (8, 6, 5))
         floor = jnp.finfo(z.dtype).eps * (5e4 if z.dtype == jnp.float64 else 50)
         error_z, error_dot = (
             SAFETY * jnp.maximum(*(jnp.abs(other[k] - value) for other in others)) for k, value in enumerate((z_new, dot))
         )
+        # Rules this far apart, in z_new or in dot, have not begun to converge and may agree by chance in the other: all that is
+        # known of z_new is then that it lies between 0 and 1.
+        resolved = (error_z < UNRESOLVED) & (error_dot < 0.1 + jnp.abs(dot))
+        error_z = jnp.where(resolved, error_z, 1)
         return error_z + floor, error_dot + floor * (1 + jnp.abs(dot))
 
     def _swap(self, z, y):
         """Whether y_new is integrated: for an odd phi it follows from z with the signs exchanged."""
         return z > y if self.odd else jnp.zeros_like(z, bool)
 
-    def _half(self, z, y, side, pair, nodes: int, kinked: bool):
+    def _half(self, z, y, side, pair, nodes: int):
         """z_new, or y_new where `_swap`, and dot."""
         swap = self._swap(z, y)
         near, far = jnp.where(swap, y, z), jnp.where(swap, z, y)
-        return self._pairs(near, far, side, pair, nodes, kinked)
+        return self._pairs(near, far, side, pair, nodes)
 
     def gain_dual(self, z, y, side, pair):
-        (value,) = self._pairs(z, y, side, pair, self.nodes, bool(self.kinks), gain=True)
+        (value,) = self._pairs(z, y, side, pair, self.nodes, gain=True)
         if self._far is None:
             return value
         return jnp.where(jnp.logical_and(*pair(_is_far(side))), self._far.gain_dual(z, y, side, pair), value)
@@ -129,20 +136,22 @@ class AbstractQuadrature(AbstractActivation):
         second = (alpha**2 + beta**2) / 2
         return divide(jump**2 / (2 * pi * second), hypot(2 * sqrt(z * y), width**0.5 * hypot(e1, e2)))
 
-    def _pairs(self, z, y, side, pair, nodes: int, kinked: bool, *, gain: bool = False):
+    def _pairs(self, z, y, side, pair, nodes: int, *, gain: bool = False):
         """(z_new, dot), or the gain's integral, over chunks of the pairs."""
         # So near 0 nothing changes any more, and derivatives divide by powers of h.
         h = jnp.maximum(_deviation(side, self.far_limit), _least(z.dtype))
         root, _ = self._moments(h, nodes)
         (h1, h2), (r1, r2) = pair(h), pair(root)
-        arrays = [jnp.broadcast_to(v, z.shape).reshape(-1) for v in (z, y, h1, h2, r1, r2)]
+        # A loop's second derivative would forget the guard of sqrt at 0: sigma is taken outside.
+        sigma = 2 * sqrt(z * y)
+        arrays = [jnp.broadcast_to(v, z.shape).reshape(-1) for v in (z, y, sigma, h1, h2, r1, r2)]
         rule = _Rule.of(h, nodes)
         size = max(1, LIVE // rule.count(self._cuts))
         count = arrays[0].size
 
         @jax.checkpoint
         def body(args):
-            return self._chunk(rule, kinked, *args, gain=gain)
+            return self._chunk(rule, *args, gain=gain)
 
         if count <= size:
             out = body(tuple(arrays))
@@ -153,16 +162,16 @@ class AbstractQuadrature(AbstractActivation):
             out = tuple(v.reshape(-1)[:count] for v in jax.lax.map(body, chunks))
         return tuple(v.reshape(z.shape) for v in out)
 
-    def _chunk(self, rule, kinked, z, y, h1, h2, r1, r2, *, gain: bool):
+    def _chunk(self, rule, z, y, sigma, h1, h2, r1, r2, *, gain: bool):
         r2 = jnp.where(h1 == h2, r1, r2)  # equal sides: equal to the last digit, or z_new would not be 0 at z = 0
-        cos, sigma = y - z, 2 * sqrt(z * y)
+        cos = y - z
         inv1, inv2 = 1 / jnp.maximum(h1, _SMALL), 1 / jnp.maximum(h2, _SMALL)
         # Outside: phi(h a) of width 1/h, and phi(h' b) smeared out by sigma.
         steep = divide(1.0, jnp.abs(cos), 1 / _SMALL)
-        smear = (sigma if kinked else jnp.maximum(sigma, inv2)) * steep
+        width = jnp.minimum(inv2 * steep, 1 / _SMALL)
         positions = [inv1 * cut for cut in self._cuts]
-        positions += [jnp.sign(cos) * jnp.minimum(inv2 * steep, 1 / _SMALL) * cut for cut in self._cuts if cut]
-        a, wa = rule.outer(_ordered(positions), jnp.minimum(inv1, smear), jnp.maximum(inv1, smear))
+        positions += [jnp.sign(cos) * width * cut for cut in self._cuts if cut]
+        a, wa = rule.outer(_ordered(positions), (inv1, width), sigma * steep)
         a, wa = (v.reshape(len(z), -1) for v in (a, wa))
 
         column, grid = (slice(None), None), (slice(None), None, None, None)
@@ -172,7 +181,7 @@ class AbstractQuadrature(AbstractActivation):
 
         spread = 1 / jnp.maximum(sigma, _SMALL)
         edges = [((inv2 * cut)[column] - cos[column] * a) * spread[column] for cut in self._cuts]
-        x, wx = rule.inner(jnp.stack(edges, axis=-1), (inv2 * spread)[column])
+        x, wx = rule.single(jnp.stack(edges, axis=-1), (inv2 * spread)[column])
         a_, p_ = a[..., None, None], p[..., None, None]
         b = cos[grid] * a_ + sigma[grid] * x
         phi_q, slope_q = self._value_and_slope(h2[grid] * b)
@@ -239,44 +248,41 @@ class _Rule(eqx.Module):
 
     def count(self, cuts) -> int:
         outer, inner = 2 * len(cuts) - (0.0 in cuts), len(cuts)
-        return self.nodes**2 * (8 + 4 * (outer - 1)) * (8 + 2 * (inner - 1))
+        return self.nodes**2 * (12 + 4 * (outer - 1)) * (8 + 2 * (inner - 1))
 
-    def outer(self, edges, short, long):
-        """Nodes for features of two widths at the edges."""
-        return self._panels(edges, short, 10 * long, (1.0, 1.5, 2.0, 1.5), (1.5, 0.5))
+    def outer(self, edges, widths, smear):
+        """Nodes for features of these widths at the edges, and for some smeared out by a Gaussian."""
+        marks = [k * width for width in widths for k in (5, 25)]
+        marks = jnp.sort(jnp.stack([*marks, 7 * smear], axis=-1), axis=-1)
+        return self._panels(edges, [marks[..., k] for k in range(marks.shape[-1])], 7 * smear)
 
-    def inner(self, edges, short):
+    def single(self, edges, width):
         """Nodes for features of one width, wherever the edges."""
-        return self._panels(edges, short, None, (1.0, 1.5, 0.0, 0.0), (0.0,))
+        return self._panels(edges, [5 * width, 25 * width, None], None)
 
-    def _panels(self, edges, short, third, outwards, between):
+    def _panels(self, edges, marks, mark):
         """Nodes and weights (..., panels, nodes).
 
-        From each end edge outwards panels of 5 and 20 widths, one of length `third` and what is left; between two edges
-        from each the half way to the other, in one piece or with a panel of 20 widths of its own.
+        From each end edge outwards cut at these distances (None: half of what is left), so far as there is room for all; between
+        two edges cut half-way, and at a distance `mark` from each.
         """
         edges = jnp.clip(edges, -self.reach, self.reach)
-        first, second = 5 * short, 20 * short
         panels = []
 
-        def cut(start, sign, stretches, *lengths):
-            for length, stretch in zip(lengths, stretches, strict=True):
-                panels.append((start, sign * length, _graded(self.nodes, stretch)))
-                start = start + sign * length
+        def cut(start, sign, ends, stretch):
+            for lo, hi in pairwise([0, *ends]):
+                panels.append((start + sign * lo, sign * (hi - lo), _graded(self.nodes, stretch)))
 
         for edge, sign in ((edges[..., 0], -1), (edges[..., -1], 1)):
-            length = self.reach - sign * edge
-            one = jnp.minimum(first, length / 4)
-            two = jnp.minimum(second, (length - one) / 3)
-            rest = length - one - two
-            three = rest / 2 if third is None else jnp.minimum(third, rest / 2)
-            cut(edge, sign, outwards, one, two, three, rest - three)
+            length, ends = self.reach - sign * edge, []
+            for k, end in enumerate(marks, 1):
+                ends.append((ends[-1] + length) / 2 if end is None else jnp.minimum(end, length * (k / (len(marks) + 1))))
+            cut(edge, sign, [*ends, length], 1.0)
         for i in range(edges.shape[-1] - 1):
             half = (edges[..., i + 1] - edges[..., i]) / 2
-            one = jnp.minimum(second, half / 2)
-            lengths = (half,) if len(between) == 1 else (one, half - one)
-            cut(edges[..., i], 1, between, *lengths)
-            cut(edges[..., i + 1], -1, between, *lengths)
+            ends, stretch = ([half], 0.0) if mark is None else ([jnp.minimum(mark, half / 2), half], 0.5)
+            cut(edges[..., i], 1, ends, stretch)
+            cut(edges[..., i + 1], -1, ends, stretch)
         starts, lengths = (jnp.stack([panel[k] for panel in panels], axis=-1)[..., None] for k in (0, 1))
         t, w = (np.stack([panel[2][k] for panel in panels]).astype(edges.dtype) for k in (0, 1))
         x = starts + lengths * t

@@ -31,7 +31,7 @@ class LayerNorm(AbstractNorm):
         Ba, Kiros, Hinton (2016), eq. 3; Ziomek, Whittle, Osborne (2025), section 3.
 
     >>> LayerNorm(eps=1e-5)
-    LayerNorm(eps=1e-05, affine=False)
+    LayerNorm(eps=1e-05)
     """
 
     # Finite width

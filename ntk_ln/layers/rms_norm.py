@@ -30,7 +30,7 @@ class RMSNorm(AbstractNorm):
         Zhang & Sennrich (2019), "Root mean square layer normalization", eq. 4.
 
     >>> RMSNorm(eps=1e-5)
-    RMSNorm(eps=1e-05, affine=False)
+    RMSNorm(eps=1e-05)
     """
 
     # Finite width
