@@ -147,7 +147,9 @@ def check(net, seed):
 
 
 # CI runs all of them; a few here, with each kind of layer.
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if i % 7 and i < 48 else []) for i, n in enumerate(DEFAULT)])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if i % 7 and i < 48 else []) for i, n in enumerate(DEFAULT)]
+)
 def test_finite_networks_tend_to_the_closed_form(name):
     check(DEFAULT[name], seed=list(DEFAULT).index(name))
 

@@ -326,7 +326,7 @@ def test_huge_weights():
         (lambda: nl.NTK(RICH.layers), TypeError, r"`NTK\(net\)` needs a Network\. Got tuple"),
         (lambda: RICH.init(jax.random.key(0), in_features=3, width=0), ValueError, r"needs width >= 1\. Got 0"),
         (lambda: RICH.apply((), X), ValueError, r"needs one entry a layer, 7\. Got 0"),
-        (lambda: nl.NTK(canonical(1, layer_norm="first"))([[1, 2], [0, 0]]), ValueError, r"0/0 of a zero input\. Row 1 is zero"),
+        (lambda: nl.NTK(canonical(1, layer_norm="first"))([[1, 2], [0, 0]]), ValueError, r"0/0 of a zero input\. Row 1 is one"),
     ],
 )
 def test_errors_name_the_call_the_rule_and_what_came(call, error, message):

@@ -22,9 +22,9 @@ from ntk_ln.activations.homogeneous import Homogeneous
 NODES = 18  # a panel
 FAR = 1e12  # standard deviations above are the homogeneous limit
 LIVE = 2**20  # node values at once
-SAFETY = 10.0  # where phi has kinks that were not declared the errors of two rules may be alike
+SAFETY = 30.0  # where phi has kinks that were not declared the errors of two rules may be alike
 
-UNRESOLVED = 1e-2  # an error of z_new from here on says only that phi is not resolved
+UNRESOLVED = 0.1  # an error of z_new from here on says only that phi is not resolved
 
 
 class AbstractQuadrature(AbstractActivation):
@@ -97,7 +97,7 @@ class AbstractQuadrature(AbstractActivation):
     def quadrature_error(self, z, y, side, pair) -> tuple[Num, Num]:
         """An estimate of the errors of z_new and of dot, where dual integrates: what two coarser rules change, and rounding.
 
-        The larger change is multiplied by 10, for kinks that were not declared. An estimate, no bound: where phi oscillates
+        The larger change is multiplied by 30, for kinks that were not declared. An estimate, no bound: where phi oscillates
         faster than the nodes lie three rules may still agree by chance.
         """
         (z_new, dot), *others = (self._half(z, y, side, pair, self.nodes * k // 8) for k in (8, 6, 5))
@@ -107,7 +107,7 @@ class AbstractQuadrature(AbstractActivation):
         )
         # Rules this far apart, in z_new or in dot, have not begun to converge and may agree by chance in the other: all that is
         # known of z_new is then that it lies between 0 and 1.
-        resolved = (error_z < UNRESOLVED) & (error_dot < 0.1 + jnp.abs(dot))
+        resolved = (error_z < UNRESOLVED) & (error_dot < 1 + 3 * jnp.abs(dot))
         error_z = jnp.where(resolved, error_z, 1)
         return error_z + floor, error_dot + floor * (1 + jnp.abs(dot))
 

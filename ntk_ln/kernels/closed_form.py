@@ -63,15 +63,18 @@ class AbstractClosedForm(AbstractKernel):
     def quadrature_error(self, x1: Any, x2: Any = None) -> Any:
         """An estimate of |error| of `k(x1, x2)` from numerical integration, entry by entry; 0 if every activation is closed-form.
 
-        For elu and functions of your own it is ten times what a coarser rule changes: an estimate. For tanh, silu and softplus
-        it adds their guaranteed relative errors, in units of sqrt(k(x,x) k(x',x')).
+        For elu and functions of your own it is thirty times the differences from two coarser rules: an estimate. For tanh, silu
+        and softplus it adds their guaranteed relative errors, in units of sqrt(k(x,x) k(x',x')).
         """
         coarse = type(self)(Network(*map(_coarser, self.network.layers)))
-        value, other = self(x1, x2), coarse(x1, x2)
+        coarsest = type(self)(Network(*map(_coarser, coarse.network.layers)))
+        value, spread = self(x1, x2), 0.0
+        if coarse.network != self.network:
+            spread = abs(value - coarse(x1, x2)) + abs(value - coarsest(x1, x2))
         diagonal1 = self.diag(x1)
         diagonal2 = diagonal1 if x2 is None else self.diag(x2)
         share = sum(_errors(self.network.layers))
-        return 10 * abs(value - other) + share * diagonal1[:, None] ** 0.5 * diagonal2[None, :] ** 0.5
+        return 30 * spread + share * diagonal1[:, None] ** 0.5 * diagonal2[None, :] ** 0.5
 
     def profile(self, rho: Any, radius: float = 1.0) -> Any:
         """The kernel on the sphere: k(x, x') for |x|^2/d = |x'|^2/d = radius^2 and the cosine rho of their angle.

@@ -40,6 +40,7 @@ class Growth:
     assumption: bool = True  # every activation so far, up to the first norm, has n > 1/2
     correction: float = inf  # the next term of the far field is smaller by r^-correction
     no_limit: str | None = None  # an activation without a far limit that |x| reaches
+    numeric: bool = False  # an activation that |x| reaches is integrated numerically
 
     def after_dense(self, has_bias: bool) -> "Growth":
         """Growth after a Dense; a bias counts as much as u^mean."""
@@ -55,6 +56,7 @@ class Growth:
             assumption=self.assumption,
             correction=min(self.correction, self.mean) if has_bias and self.mean > 0 else self.correction,
             no_limit=self.no_limit,
+            numeric=self.numeric,
         )
 
     def after_norm(self, gains: int, has_eps: bool) -> "Growth":
@@ -72,6 +74,7 @@ class Growth:
             assumption=self.assumption,
             correction=min(self.correction, 2 * self.mean) if has_eps and self.mean > 0 else self.correction,
             no_limit=self.no_limit,
+            numeric=self.numeric,
         )
 
 

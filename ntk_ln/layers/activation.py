@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ntk_ln._dtype import computing, is_tracer
-from ntk_ln.activations import NAMES, AbstractActivation, Numeric, activation_by_name
+from ntk_ln.activations import NAMES, AbstractActivation, AbstractQuadrature, Numeric, activation_by_name
 from ntk_ln.layers._base import AbstractLayer, Units
 from ntk_ln.layers._state import Growth, Inputs, Pairing, Side, State, power_of
 
@@ -133,6 +133,7 @@ class Activation(AbstractLayer):
             gain=0,
             monotone=growth.monotone and (growth.constant or (self.fn.homogeneous and self.fn.degree == 1)),
             assumption=growth.assumption and (growth.normalised or self.fn.degree > 0.5),
+            numeric=growth.numeric or (reached and isinstance(self.fn, AbstractQuadrature)),
             no_limit=growth.no_limit or (self.fn.name if reached and not self.fn.far_limit else None),
         )
 

@@ -151,7 +151,7 @@ def test_refuses_wrong_arguments():
         k([1.0, 2.0])
     with pytest.raises(ValueError, match=r"`NeuralTangentsKernel\(network\).diag\(x\)` needs finite numbers. Row 1"):
         k.diag([[1.0], [np.nan]])
-    with pytest.raises(ValueError, match=r"makes 0/0 of a zero input. Row 1 is zero"):
+    with pytest.raises(ValueError, match=r"makes 0/0 of a zero input. Row 1 is one"):
         NeuralTangentsKernel(mlp(1, layer_norm="first", b_std=0.0))([[1.0], [0.0]])
 
 
