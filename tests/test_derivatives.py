@@ -34,7 +34,6 @@ NETWORKS = {
     "residual": nl.Network(nl.Dense(b_std=0.3), nl.Residual(nl.Activation("relu"), nl.Dense()), nl.LayerNorm(), nl.Dense()),
     "raw LN": nl.Network(nl.LayerNorm(eps=0.2), nl.Dense(b_std=0.3), nl.Activation("relu"), nl.Dense()),
 }
-QUICK = {"relu, LN"}
 SMOOTH = np.array([partner in ("orthogonal", "elsewhere", "far") for partner in PARTNERS])
 
 
@@ -50,7 +49,8 @@ def functions(net):
     return [jax.jit(jax.vmap(f, axes)) for f, axes in ((value, (0, 0)), (gradient, (0, 0)), (curvature, (0, 0, None)))]
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in NETWORKS])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETWORKS)
 def test_derivatives_by_the_input(name):
     value, gradient, curvature = functions(NETWORKS[name])
     others = np.stack(list(PARTNERS.values()))

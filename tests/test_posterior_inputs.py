@@ -54,7 +54,7 @@ def test_jax_float64_without_the_global_flag(data):
     np.testing.assert_allclose(p.mean(x), data[1], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize("blocks", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_mean_is_traced_and_differentiated(data, monkeypatch, blocks):
     x, y = data
     p = posterior(KERNEL, x, y)

@@ -79,8 +79,8 @@ class Numeric(AbstractQuadrature):
         return jnp.asarray(self.fn(x), x.dtype)
 
     def coarser(self) -> "Numeric":
-        """The same activation with 3/4 of the nodes."""
-        return Numeric(self.fn, self.given_degree, self.kinks, self.limit, nodes=3 * self.nodes // 4)
+        """The same activation with 5/6 of the nodes."""
+        return Numeric(self.fn, self.given_degree, self.kinks, self.limit, nodes=5 * self.nodes // 6)
 
 
 def _call(fn, x):

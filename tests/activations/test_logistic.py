@@ -135,7 +135,7 @@ def slopes(name, weights, z, scale, unit):
     return jax.grad(total, (0, 1, 2))(z, scale, unit)
 
 
-@each
+@pytest.mark.parametrize("act", [Tanh(), *(pytest.param(act, marks=pytest.mark.slow) for act in ACTIVATIONS[1:])])
 def test_derivative_by_the_unit_at_infinity(act):
     """What the far field's next term is made of: also where the sides differ only at w of the order of e."""
     z = [0.0, 0.2, 0.2, 0.7, 0.99, 1.0]

@@ -265,6 +265,7 @@ def test_derivatives_are_finite(act):
     assert all(np.isfinite(v).all() for v in jax.tree.leaves(jax.jit(slope)(z, scale, unit)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "act", [Elu(), pytest.param(Numeric(hard_tanh, 0, (-1, 1)), marks=pytest.mark.slow)], ids=["elu", "hard_tanh"]
 )
@@ -277,6 +278,7 @@ def test_slope_in_z_is_dot(act):
     np.testing.assert_allclose(jax.jit(jax.grad(new))(z), evaluate(act, z, y, scale, unit)[0].dot, rtol=1e-7)
 
 
+@pytest.mark.slow
 def test_float32():
     z, y, scale, unit = points()
     single = [v.astype(jnp.float32) for v in (z, y, scale, unit)]

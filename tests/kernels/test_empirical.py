@@ -229,5 +229,5 @@ def test_errors_name_the_call_the_rule_and_what_came(call, error, message):
 
 def test_a_zero_input_that_a_norm_makes_0_over_0():
     net = nl.mlp(1, layer_norm="first", b_std=0.0)
-    with pytest.raises(ValueError, match=r"makes 0/0 of a zero input\. Row 1 of `x` is zero"):
+    with pytest.raises(ValueError, match=r"makes 0/0 of a zero input\. Row 1 is one"):
         EmpiricalNTK(net, parameters(net))([[1, 2, 3], [0, 0, 0]])
