@@ -12,9 +12,21 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llv
 # Two workers with two BLAS threads each would fight over two cores.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import gc
+
 import jax
 import numpy as np
 import pytest
+
+# Traced programs are millions of small objects: collected as often as by default, and all kept, they slow later tests threefold.
+gc.set_threshold(100_000, 50, 50)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fresh_caches():
+    yield
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture(autouse=True)
