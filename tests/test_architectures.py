@@ -449,6 +449,7 @@ def test_biases_after_a_degree_below_one_decide_the_next_term():
         assert abs(rest - f.correction) < 0.05 * np.abs(p.alpha).sum()
 
 
+@pytest.mark.slow
 def test_the_next_term_through_a_quadrature():
     net = nl.Network(dense(), nl.Activation("elu"), dense())
     p = nl.posterior(nl.NTK(net), X, np.array([0.5, -1.0, 2.0, 0.3]))

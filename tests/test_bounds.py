@@ -104,6 +104,7 @@ def test_sup_norm_finds_what_a_fine_grid_finds(layer_norm):
         np.testing.assert_allclose(abs(nl.far_field(p, found.direction).coefficient), found.value, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_sup_norm_does_not_depend_on_the_units_of_x():
     # Without biases a LayerNorm network sees directions only.
     net = nl.mlp(2, layer_norm="first", b_std=0.0)

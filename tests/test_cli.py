@@ -79,6 +79,7 @@ def test_default_run(run):
     assert os.path.getsize("ntk-ln-report/report.html") > 100_000
 
 
+@pytest.mark.slow
 def test_table_network_and_noise(run, table, quick_figures):
     network = nl.mlp(1, layer_norm="first", eps=0.01)
     with open("net.json", "w", encoding="utf-8") as file:

@@ -22,7 +22,7 @@ NETWORKS = {
 POWERS = {"relu": 1, "gelu": 1, "relu_power": 2}
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if "gelu" in n else []) for n in NETWORKS])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if "gelu" in n or n == "erf" else []) for n in NETWORKS])
 def test_far_field_is_the_limit_of_the_mean_and_the_correction_the_next_term(name):
     p = nl.posterior(nl.NTK(NETWORKS[name]), X, Y)
     v = np.array([0.6, -0.8])

@@ -44,7 +44,7 @@ def test_a_gram_matrix_is_symmetric_psd_and_has_its_diagonal(activation, net, da
     np.testing.assert_allclose(cross, k(x[::-1] + 0.25, x).T, rtol=0, atol=64 * EPS * np.abs(cross).max())
 
 
-@settings(laws, max_examples=5)
+@settings(laws, max_examples=3)
 @given(
     net=testing.networks(layer_norm=True, activations=("relu",), max_depth=1),
     dataset=data,
@@ -64,7 +64,7 @@ def test_with_a_norm_the_mean_is_bounded_and_has_a_limit(net, dataset, v, radius
     assert abs(p.mean(1e12 * v[None, :])[0] - limit.coefficient) <= slack
 
 
-@settings(laws, max_examples=5)
+@settings(laws, max_examples=3)
 @given(net=testing.networks(layer_norm=False, activations=("relu", "abs"), max_depth=1), dataset=data)
 def test_without_a_norm_theorem_3_1_holds_and_no_number_is_called_a_bound(net, dataset):
     x, y = dataset

@@ -90,6 +90,7 @@ def test_float32(act):
             np.testing.assert_allclose(value, exact, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @each
 def test_extremes_are_finite(act):
     base = [(1e-300, 1.0), (1.0, 1.0), (1e-3, 1.0), (2e3, 1.0), (1e60, 1.0), (1.0, 0.0)]
