@@ -457,3 +457,10 @@ def test_the_next_term_through_a_quadrature():
     f = nl.far_field(p, v)
     r = 1e4
     assert abs((p.mean(r * v[None, :])[0] / r - f.coefficient) * r - f.correction) < 1e-3 * np.abs(p.alpha).sum()
+
+
+@pytest.mark.slow
+def test_second_derivatives_through_folded_layers_are_finite_at_equal_inputs():
+    x = jnp.asarray(X[:1], jnp.float32)
+    gradient = jax.grad(lambda a: nl.NTK(nl.mlp(5))(a, x)[0, 0])
+    assert np.isfinite(jax.jvp(gradient, (x,), (jnp.ones_like(x),))[1]).all()

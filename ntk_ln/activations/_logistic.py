@@ -19,8 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ntk_ln._numerics import _asin_ratio as asin_ratio
-from ntk_ln._numerics import divide, sqrt
+from ntk_ln._numerics import asin_ratio, divide, sqrt
 
 SCALES = (
     0.5160069216854286,
