@@ -402,7 +402,7 @@ def test_both_parametrisations_have_one_function_and_one_ntk():
     )
     np.testing.assert_allclose(sum(jax.tree.leaves(products)), nl.EmpiricalNTK(net, params)(x), rtol=2e-5, atol=2e-5)
     np.testing.assert_allclose(apply_standard(standard.params, x), net.apply(params, x), rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(apply(without_unused(standard.params), x), net.apply(params, x), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(apply(standard.params, x), net.apply(params, x), rtol=1e-5, atol=1e-5)
 
 
 def apply_standard(params, x):
@@ -413,10 +413,6 @@ def apply_standard(params, x):
     z = jax.nn.relu(z) @ d2["w"] + d2["b"]
     z = z + jax.nn.relu(z) @ body["w"] + body["b"]
     return jax.nn.relu(z) @ d3["w"] + d3["b"]
-
-
-def without_unused(params):
-    return params
 
 
 def test_standard_parameters_that_nothing_stands_for_are_refused():
