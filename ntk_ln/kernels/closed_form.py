@@ -177,10 +177,11 @@ def _both(pair: KernelPair) -> KernelPair:
 
 
 def _coordinates(x):
-    """x = v/u with |v_i| <= 1 and u <= 1."""
-    # The kernel depends on v/u alone, so the choice of the scale carries no derivative.
-    scale = jax.lax.stop_gradient(jnp.maximum(jnp.max(jnp.abs(x), axis=1), 1))
-    return x / scale[:, None], 1 / scale
+    """x = v/u with |v_i| < 8 and u <= 1, a power of two: it scales without rounding."""
+    # The kernel depends on v/u alone, so the choice of u carries no derivative.
+    exponent = jnp.frexp(jnp.max(jnp.abs(jax.lax.stop_gradient(x)), axis=1))[1] - 1
+    u = jnp.ldexp(jnp.ones_like(x[:, 0]), -jnp.clip(exponent, 0, jnp.finfo(x.dtype).maxexp - 3))
+    return x * u[:, None], u
 
 
 def _read_out(state: State, f1, f2) -> KernelPair:
