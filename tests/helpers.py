@@ -7,11 +7,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 
 import ntk_ln as nl
 
 REFERENCE = Path(__file__).parent / "reference"
 QUADRATURE = ("tanh", "silu", "softplus", "elu")
+
+
+def slow(*values: Any, id: str | None = None) -> Any:
+    """A parameter of the slow run only."""
+    return pytest.param(*values, marks=pytest.mark.slow, id=id)
 
 
 def assert_accurate(got: Any, want: Any, *, scale: Any, tol: Any, what: str | Sequence[str]) -> float:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_accurate
+from helpers import assert_accurate, slow
 
 import ntk_ln as nl
 from ntk_ln._dtype import enable_x64
@@ -66,6 +66,7 @@ def test_a_norm_on_the_raw_input_takes_every_scale(power):
         np.testing.assert_allclose(nl.NTK(net)(2.0**power * X), nl.NTK(net)(X), rtol=64 * EPS)
 
 
+@pytest.mark.slow
 def test_a_norm_on_the_raw_input_has_a_far_field_and_a_supremum():
     for norm in (nl.LayerNorm(eps=0.3), nl.RMSNorm(eps=0.3), nl.LayerNorm()):
         net = nl.Network(norm, *nl.mlp(1).layers)
@@ -133,7 +134,7 @@ def test_only_a_norm_on_the_trunk_bounds_the_network():
     assert not nl.check_theorem_3_1(INSIDE, X, y).applies
 
 
-@pytest.mark.parametrize("net", [INSIDE, TRUNK])
+@pytest.mark.parametrize("net", [INSIDE, slow(TRUNK)])
 def test_the_far_field_of_a_skip(net):
     p = nl.posterior(nl.NTK(net), X, np.array([0.5, -1.0, 2.0, 0.3]))
     v = np.array([0.6, 0.8, 0.0])
@@ -219,7 +220,7 @@ def test_runs_are_folded():
     assert [type(part) for part in nl.mlp(3).folded] == [nl.Dense, nl.Activation] * 3 + [nl.Dense]
 
 
-@pytest.mark.parametrize("norm", ["every", (2, 7)])
+@pytest.mark.parametrize("norm", [slow("every"), (2, 7)])
 def test_a_folded_network_is_the_unrolled_one(norm, monkeypatch):
     net = nl.mlp(9, layer_norm=norm, eps=0.1)
     leaves, form = jax.tree.flatten(net)
@@ -301,6 +302,7 @@ def test_a_kink_that_is_not_declared_shows_in_the_estimate():
     assert (hidden.quadrature_error(X) >= error).all()
 
 
+@pytest.mark.slow
 def test_what_is_infinitely_far_needs_a_degree():
     def net(*norm):
         return nl.Network(dense(), *norm, nl.Activation(lambda x: x * jnp.tanh(x)), dense())
@@ -345,7 +347,7 @@ def test_profiles_of_relu():
     np.testing.assert_allclose(RELU.kappa_dot(rho), (pi - theta) / (2 * pi), atol=8 * EPS)
 
 
-@pytest.mark.parametrize("name", ["relu", "erf", "gelu", "tanh", "sin"])
+@pytest.mark.parametrize("name", ["relu", *map(slow, ("erf", "gelu", "tanh")), "sin"])
 def test_prices_theorem(name):
     phi, q = nl.Activation(name), 1.7
     with enable_x64(True):
@@ -362,7 +364,7 @@ def test_known_integrals():
         assert abs(nl.Activation(name).kappa_dot(0.6) - kappa_dot) < 1e-11
 
 
-@pytest.mark.parametrize("net", [nl.mlp(2), TRUNK])
+@pytest.mark.parametrize("net", [nl.mlp(2), slow(TRUNK)])
 def test_the_profile_of_a_kernel(net):
     x = np.array([[2.0, 0.0], [2 * 0.6, 2 * 0.8], [0.0, -2.0]])
     for kernel in (nl.NTK(net), nl.NNGP(net)):

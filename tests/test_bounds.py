@@ -4,6 +4,7 @@ from math import inf, sqrt
 
 import numpy as np
 import pytest
+from helpers import slow
 
 import ntk_ln as nl
 
@@ -48,7 +49,8 @@ def test_the_supremum_is_never_exceeded_and_always_reached(net, exact):
 
 
 @pytest.mark.parametrize(
-    "net", [nl.mlp(2), nl.mlp(2, activation="gelu"), nl.mlp(2, activation="erf"), nl.mlp(2, activation="erf", layer_norm="last")]
+    "net",
+    [nl.mlp(2), *(slow(nl.mlp(2, activation=name)) for name in ("gelu", "erf")), nl.mlp(2, activation="erf", layer_norm="last")],
 )
 def test_unbounded_networks_have_no_bound(net):
     assert nl.kernel_sup(nl.NTK(net)) == (inf, True)
@@ -63,7 +65,7 @@ def test_a_step_network_is_bounded_without_a_norm():
     assert nl.kernel_sup(nl.NTK(nl.mlp(1, activation="step"))).value < inf
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.5])
+@pytest.mark.parametrize("noise", [slow(0.0), 0.5])
 @pytest.mark.parametrize("y", [Y, np.stack([Y, Y[::-1]], axis=1)], ids=["one output", "two outputs"])
 def test_the_chain_is_what_it_says(y, noise):
     p = nl.posterior(nl.NTK(nl.mlp(2, layer_norm="first")), X, y, noise=noise)
@@ -91,7 +93,7 @@ def test_early_stopping_keeps_the_chain():
     assert nl.sup_norm(p).value <= b.rkhs <= b.spectral <= b.dataset < inf
 
 
-@pytest.mark.parametrize("layer_norm", ["first", "last"])
+@pytest.mark.parametrize("layer_norm", ["first", slow("last")])
 def test_sup_norm_finds_what_a_fine_grid_finds(layer_norm):
     x, y = np.array([[-2.0], [-0.5], [1.0], [2.5]]), np.array([1.0, -2.0, 0.5, 3.0])
     p = nl.posterior(nl.NTK(nl.mlp(2, layer_norm=layer_norm)), x, y)

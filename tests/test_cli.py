@@ -65,6 +65,7 @@ def bad(run, *arguments):
     return err
 
 
+@pytest.mark.slow
 def test_default_run(run):
     status, out, err = run("check")
     assert status == 0

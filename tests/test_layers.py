@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import slow
 
 import ntk_ln as nl
 from ntk_ln._dtype import enable_x64
@@ -113,6 +114,7 @@ def test_networks_are_pytrees():
     assert not nl.mlp(1).has_norm
 
 
+@pytest.mark.slow
 def test_derivatives_by_every_scale():
     weights = RNG.normal(size=(4, 4))
     leaves, structure = jax.tree.flatten(nl.mlp(1, layer_norm="first", eps=0.3, affine=True))
@@ -137,7 +139,7 @@ def test_derivatives_at_zero_scales_are_finite(eps):
 # --- dtype ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kernel", [nl.NTK, nl.NNGP])
+@pytest.mark.parametrize("kernel", [nl.NTK, slow(nl.NNGP)])
 def test_what_comes_in_goes_out(kernel):
     k, whole = kernel(nl.mlp(1, layer_norm="first", affine=True, eps=0.1)), np.array([[1, -2, 0], [3, 1, 1]])
     wanted = k(whole.astype(np.float64))
@@ -169,7 +171,7 @@ def pair_of(cos):
     return np.array([[1.0, 0.0], [cos, np.sqrt(1 - cos**2)]])
 
 
-@pytest.mark.parametrize("x", [0.3, -2.0, 50.0])
+@pytest.mark.parametrize("x", [0.3, *map(slow, (-2.0, 50.0))])
 @pytest.mark.parametrize("b_std", [0.1, 1.0])
 def test_depth_two_of_the_paper(x, b_std):
     s = b_std**2
@@ -268,6 +270,7 @@ def test_a_zero_input(net):
         np.testing.assert_array_equal(k(zero, x), np.zeros((1, 4)))
 
 
+@pytest.mark.slow
 def test_huge_weights():
     layers = [layer for w_std in range(1, 16) for layer in (nl.Dense(w_std=float(w_std)), nl.Activation("relu"))]
     k = nl.NTK(nl.Network(*layers, nl.Dense()))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
-from helpers import KERNEL, NO_BIAS, Plain, assert_accurate, load_cases, network_covered
+from helpers import KERNEL, NO_BIAS, Plain, assert_accurate, load_cases, network_covered, slow
 
 import ntk_ln as nl
 from ntk_ln import log_marginal_likelihood
@@ -23,15 +23,14 @@ MODULE = importlib.import_module("ntk_ln.posterior")
 
 
 COVERED = [case for case in CASES if network_covered(case.network)]
+QUICK = ("relu 3", "relu 3 LN1", "residual trunk norm", "paper h2")
 
 
 def test_no_case_is_lost():
     assert len(COVERED) == 13  # a new layer raises the number
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(c, id=c.id, marks=[pytest.mark.slow] if "gelu" in c.id or "erf" in c.id else []) for c in COVERED]
-)
+@pytest.mark.parametrize("case", [pytest.param(c, id=c.id, marks=[] if c.id in QUICK else [pytest.mark.slow]) for c in COVERED])
 def test_reference(case):
     p = posterior(nl.NTK(nl.network_from_config(case.network)), case.x_train, case.y_train, noise=case.noise)
     n = len(case.x_train)
@@ -258,7 +257,7 @@ def test_noise_of_float32_kernels_is_judged_in_float32(data):
 # --- Variance ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("noise", [0.0, 1e-6, 0.5])
+@pytest.mark.parametrize("noise", [0.0, slow(1e-6), 0.5])
 def test_variance(data, noise):
     x, y = data
     p = posterior(nl.NNGP(nl.mlp(1)), x, y, noise=noise)

@@ -105,6 +105,7 @@ def test_numbers_agree_with_the_library(result):
     assert normed.empirical[1].relative_error < normed.empirical[0].relative_error
 
 
+@pytest.mark.slow
 def test_far_field_directions(table_result):
     far = table_result.networks[1].far_field
     assert len(far) == 2 + check_module.TRAINING_DIRECTIONS
@@ -171,6 +172,7 @@ class _Page(HTMLParser):
         assert self.open.pop() == tag
 
 
+@pytest.mark.slow
 def test_page_is_whole_and_self_contained(table_result, tmp_path):
     report.write(table_result, tmp_path / "r")
     text = (tmp_path / "r" / "report.html").read_text(encoding="utf-8")
@@ -191,6 +193,7 @@ def test_page_is_whole_and_self_contained(table_result, tmp_path):
     assert "Theorem 3.3" in text
 
 
+@pytest.mark.slow
 def test_figures(result, table_result, tmp_path):
     for which in (result, table_result):
         for name in plots.FIGURES:
@@ -229,6 +232,7 @@ def test_fate(result):
     assert report.fate(replace(normed, bounds=unbounded)) == "settles, but no bound is certified"
 
 
+@pytest.mark.slow
 def test_write_replaces_an_earlier_report(result, table_result, tmp_path, quick_figures):
     folder = tmp_path / "deep" / "r"
     report.write(result, folder)

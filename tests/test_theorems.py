@@ -4,6 +4,7 @@ from math import inf
 
 import numpy as np
 import pytest
+from helpers import slow
 
 import ntk_ln as nl
 from ntk_ln import theorems
@@ -22,6 +23,7 @@ def test_3_1_holds_without_a_norm(net):
         assert abs(evidence["fitted_power"] - 1) < 0.02
 
 
+@pytest.mark.slow
 def test_3_1_predicts_the_power_of_the_degree():
     net = nl.Network(
         nl.Dense(b_std=0.3),
@@ -56,9 +58,9 @@ def test_3_1_says_where_it_does_not_apply(net, y, reason):
 
 
 NORMED = [
-    nl.mlp(2, layer_norm="first"),
+    slow(nl.mlp(2, layer_norm="first")),
     nl.mlp(2, layer_norm="last", after_activation=True, eps=0.1, affine=True),
-    pytest.param(nl.mlp(2, activation="gelu", layer_norm="last"), marks=pytest.mark.slow),
+    slow(nl.mlp(2, activation="gelu", layer_norm="last")),
     nl.mlp(1, activation="erf", layer_norm="first"),
 ]
 
