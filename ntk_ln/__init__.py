@@ -4,7 +4,7 @@ from ntk_ln._marginal_likelihood import log_marginal_likelihood
 from ntk_ln.activations import AbstractActivation
 from ntk_ln.bounds import KernelSup, SupNorm, SupNormBound, kernel_sup, sup_norm, sup_norm_bound
 from ntk_ln.far_field import FarField, far_field
-from ntk_ln.kernels import NNGP, NTK, AbstractKernel, EmpiricalNTK, KernelPair, NeuralTangentsKernel
+from ntk_ln.kernels import NNGP, NTK, AbstractKernel, EmpiricalNTK, KernelPair, NeuralTangentsKernel, from_equinox, from_nnx
 from ntk_ln.layers import AbstractLayer, Activation, Dense, LayerNorm, Residual, RMSNorm
 from ntk_ln.network import Network, mlp, network_from_config, paper_mlp
 from ntk_ln.parametrisation import Standard, from_standard, to_standard
@@ -39,6 +39,8 @@ __all__ = [
     "check_theorem_3_2",
     "check_theorem_3_3",
     "far_field",
+    "from_equinox",
+    "from_nnx",
     "from_standard",
     "kernel_sup",
     "load_posterior",

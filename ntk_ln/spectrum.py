@@ -236,6 +236,7 @@ def _of_operator(operator: LinearOperator, entry_error: float) -> MinEigenvalue:
     n = _square(operator.shape)
     if np.dtype(operator.dtype).kind not in "fiub":
         raise TypeError(f"`min_eigenvalue(operator)` needs a real operator. Got dtype {operator.dtype}.")
+    eps = float(np.finfo(operator.dtype).eps) if np.dtype(operator.dtype).kind == "f" else _EPS
 
     def negated(v: np.ndarray) -> np.ndarray:
         w = -np.asarray(operator.matvec(v), np.float64).reshape(n)
@@ -248,12 +249,12 @@ def _of_operator(operator: LinearOperator, entry_error: float) -> MinEigenvalue:
     def settled(_: float, residual: float, largest: float) -> bool:
         nonlocal modulus
         modulus = largest
-        return residual <= 1e-11 * largest
+        return residual <= max(1e-11, eps) * largest
 
     start = np.random.default_rng(0).standard_normal(n)
     theta, residual, _ = _largest(negated, start, _OPERATOR_STEPS, settled)
     value = -float(theta)
-    return MinEigenvalue(value, value - float(residual) - n * (_EPS * modulus + entry_error), "lanczos")
+    return MinEigenvalue(value, value - float(residual) - n * (eps * modulus + entry_error), "lanczos")
 
 
 def _checked(matrix: Any, entry_error: float) -> np.ndarray:

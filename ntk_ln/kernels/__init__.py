@@ -2,7 +2,7 @@
 
 from ntk_ln.kernels._base import AbstractKernel, KernelPair
 from ntk_ln.kernels.closed_form import NNGP, NTK
-from ntk_ln.kernels.empirical import EmpiricalNTK
+from ntk_ln.kernels.empirical import EmpiricalNTK, from_equinox, from_nnx
 from ntk_ln.kernels.neural_tangents import NeuralTangentsKernel
 
-__all__ = ["NNGP", "NTK", "AbstractKernel", "EmpiricalNTK", "KernelPair", "NeuralTangentsKernel"]
+__all__ = ["NNGP", "NTK", "AbstractKernel", "EmpiricalNTK", "KernelPair", "NeuralTangentsKernel", "from_equinox", "from_nnx"]

@@ -1,6 +1,6 @@
 """The NTK of finite networks: two independent routes to every number, layouts, blocks, dtypes and errors."""
 
-from functools import cache
+from functools import cache, partial
 
 import equinox as eqx
 import jax
@@ -10,7 +10,7 @@ import pytest
 
 import ntk_ln as nl
 from ntk_ln._dtype import enable_x64
-from ntk_ln.kernels import empirical
+from ntk_ln.kernels import _layerwise
 from ntk_ln.kernels._neural_tangents_shim import import_neural_tangents
 from ntk_ln.kernels.empirical import EmpiricalNTK
 
@@ -79,17 +79,97 @@ def test_symmetric_gram_and_diagonal(kind, output):
 
 
 @pytest.mark.parametrize("kind", ["network", "function"])
-def test_blocks_do_not_show(kind, monkeypatch):
-    net = NETWORKS["affine"]
-    gram = EmpiricalNTK(net if kind == "network" else net.apply, parameters("affine"))(X1)
-    monkeypatch.setattr(empirical, "TILE", 4)
-    empirical._layerwise_gram.clear_cache()  # compile the network anew; a new function is anyway
-    blocked = EmpiricalNTK(net if kind == "network" else lambda params, x: net.apply(params, x), parameters("affine"))
+def test_blocks_do_not_show(kind):
+    net, params = NETWORKS["affine"], parameters("affine")
+    network = net if kind == "network" else net.apply
+    gram, blocked = EmpiricalNTK(network, params)(X1), EmpiricalNTK(network, params, block=4)
     assert_close(blocked(X1), gram, ulps=2)
     np.testing.assert_array_equal(blocked(X1), blocked(X1).T)
     assert_close(blocked(X1, X2), trace(reference("affine")[CROSS]))
     assert blocked(X1[:0]).shape == (0, 0)
-    empirical._layerwise_gram.clear_cache()
+
+
+@pytest.mark.parametrize("kind", ["network", "function"])
+def test_the_sum_of_logits_is_the_mean_over_all_pairs(kind):
+    net, full = NETWORKS["affine"], reference("affine")
+    k = EmpiricalNTK(net if kind == "network" else net.apply, parameters("affine"), output="sum_of_logits")
+    wanted = full.sum(axis=(-2, -1)) / 2
+    assert_close(k(X1, X2), wanted[CROSS])
+    assert_close(k.diag(X1), np.diagonal(wanted[SQUARE]))
+
+
+@pytest.mark.parametrize("kind", ["network", "function"])
+def test_projections_are_unbiased_and_within_their_stated_error(kind):
+    net, params, seeds, m = NETWORKS["norm"], parameters("norm"), 30, 16
+    network = net if kind == "network" else net.apply
+    exact = trace(reference("norm")[SQUARE])[:4, :4]
+    grams = np.array(
+        [EmpiricalNTK(network, params, output="projected", projections=m, seed=s, block=3)(X1[:4]) for s in range(seeds)]
+    )
+    scale = np.sqrt(np.diagonal(exact)[:, None] * np.diagonal(exact))
+    error = grams.std(axis=0, ddof=1)
+    assert (
+        error <= np.sqrt(2 / m) * scale * 1.4
+    ).all()  # 1.4: four standard errors of a standard deviation from 30 draws, 1 + 4/sqrt(60)
+    assert (np.abs(grams.mean(axis=0) - exact) <= 4 * error / np.sqrt(seeds) + 64 * EPS * scale).all()
+    k = EmpiricalNTK(network, params, output="projected", projections=m)
+    assert_close(k.diag(X1[:4]), np.diagonal(grams[0]))
+    assert_close(k(X1[:4], X1[1:4]), grams[0][:, 1:])
+
+
+@pytest.mark.parametrize("output", ["trace", "full", "sum_of_logits", "projected"])
+def test_without_the_matrix(output):
+    net, params = NETWORKS["affine"], parameters("affine")
+    k = EmpiricalNTK(net, params, output=output, projections=64, block=4)
+    gram = k(X1)
+    shape = (11, 2) if output == "full" else (11,)
+    flat = gram.transpose(0, 2, 1, 3).reshape(22, 22) if output == "full" else gram
+    v = RNG.normal(size=(*shape, 3))
+    wanted = (flat @ v.reshape(-1, 3)).reshape(v.shape)
+    assert_close(k.matvec(X1, v), wanted)
+    assert_close(k.matvec(X1, v[..., 0]), wanted[..., 0])
+    np.testing.assert_allclose(k.trace(X1), np.trace(flat), rtol=64 * EPS)
+    operator = k.operator(X1)
+    assert_close(operator @ v.reshape(-1, 3), wanted.reshape(-1, 3))
+    found, values = nl.min_eigenvalue(operator), np.linalg.eigvalsh(flat)
+    assert abs(found.value - values[0]) <= len(flat) * 64 * EPS * values[-1]
+    assert found.lower <= values[0] + len(flat) * EPS * values[-1]
+
+
+def test_without_the_matrix_of_a_function_of_shape_n():
+    w = RNG.normal(size=3)
+    k = EmpiricalNTK(lambda w, x: jnp.tanh(x @ w), w)
+    v = RNG.normal(size=11)
+    assert_close(k.matvec(X1, v), k(X1) @ v)
+    assert k.matvec(X1[:0], v[:0]).shape == (0,)
+
+
+@pytest.mark.parametrize("kind", ["network", "function"])
+def test_float64_sums_of_float32_gradients(kind):
+    net, params = nl.mlp(1, layer_norm="first", affine=True), parameters("affine", dtype=np.float32)
+    params = parameters(net, width=3, dtype=np.float32)
+    x = (np.array([1.0, 2.0, 3.0]) + 1e-3 * RNG.normal(size=(60, 3))).astype(np.float32)
+    k = EmpiricalNTK(net if kind == "network" else net.apply, params, accumulate="float64")
+    gram = k(x)
+    assert gram.dtype == k.diag(x).dtype == np.float64
+    assert_close(gram, EmpiricalNTK(net, jax.tree.map(partial(np.asarray, dtype=np.float64), params))(x), eps=EPS32)
+    assert_close(k.diag(x), np.diagonal(gram))
+    values = np.linalg.eigvalsh(gram)
+    assert values[0] >= -len(x) * EPS * values[-1]
+
+
+def test_modules_of_other_libraries():
+    flax = pytest.importorskip("flax.nnx")
+    x = X1.astype(np.float32)
+    module = flax.Linear(3, 2, rngs=flax.Rngs(0))
+    wanted = (x @ x.T + 1)[:, :, None, None] * np.eye(2)
+    assert_close(EmpiricalNTK(*nl.from_nnx(module), output="full")(x), wanted, eps=EPS32)
+    linear = eqx.nn.Linear(3, 2, key=jax.random.key(0))
+    assert_close(EmpiricalNTK(*nl.from_equinox(linear), output="full")(x), wanted, eps=EPS32)
+    with pytest.raises(TypeError, match=r"`from_nnx\(module\)` needs a Flax NNX module\. Got Linear"):
+        nl.from_nnx(linear)
+    with pytest.raises(TypeError, match=r"`from_equinox\(module\)` needs a module that can be called on one row\. Got int"):
+        nl.from_equinox(3)
 
 
 def test_agrees_with_neural_tangents():
@@ -188,7 +268,8 @@ def test_memory_is_below_three_results():
     net = nl.mlp(2)
     params = parameters(net, outputs=1, width=16, dtype=np.float32)
     x = jnp.zeros((3000, 3))
-    memory = empirical._layerwise_gram.lower(net, params, x, None, "trace").compile().memory_analysis()
+    settings = {"output": "trace", "block": 1024, "dtype": np.dtype(np.float32)}
+    memory = _layerwise.layerwise_gram.lower(net, params, x, None, **settings).compile().memory_analysis()
     result = 4 * len(x) ** 2
     activations = 4 * len(x) * 16 * 3 * len(net.layers)
     assert memory.temp_size_in_bytes + memory.output_size_in_bytes < 3 * result + activations
@@ -204,7 +285,21 @@ SPOILT = (*PARAMS[:-1], {**PARAMS[-1], "w": np.full((6, 2), np.nan)})
     [
         (lambda: EmpiricalNTK(3, PARAMS), TypeError, r"needs a Network or a function .* Got int\."),
         (lambda: EmpiricalNTK(nl.NTK(NET), PARAMS), TypeError, r"needs a Network or a function .* Got NTK\."),
-        (lambda: EmpiricalNTK(NET, PARAMS, output="sum"), ValueError, r"needs output=\"trace\" or \"full\"\. Got 'sum'\."),
+        (lambda: EmpiricalNTK(NET, PARAMS, output="sum"), ValueError, r"needs output='trace' or 'full' or .*\. Got 'sum'\."),
+        (lambda: EmpiricalNTK(NET, PARAMS, block=0), ValueError, r"needs a whole number block >= 1\. Got 0\."),
+        (lambda: EmpiricalNTK(NET, PARAMS, projections=2.5), ValueError, r"needs a whole number projections >= 1\. Got 2\.5\."),
+        (
+            lambda: EmpiricalNTK(NET, PARAMS, accumulate="float32"),
+            ValueError,
+            r'needs accumulate="float64" or None\. Got \'float32\'',
+        ),
+        (lambda: EmpiricalNTK(NET, PARAMS, output="projected").pair(X1), TypeError, r"needs a layout other than"),
+        (
+            lambda: EmpiricalNTK(NET, PARAMS).matvec(X1, X1[:5]),
+            ValueError,
+            r"needs `v` of shape \(11,\) or .* Got shape \(5, 3\)\.",
+        ),
+        (lambda: EmpiricalNTK(NET, PARAMS, output="full").matvec(X1, X1[:, 0]), ValueError, r"needs `v` of shape \(11, 2\) or"),
         (lambda: EmpiricalNTK(NET, PARAMS[:-1]), ValueError, r"needs one entry a layer, 6, .* Got 5 entries\."),
         (lambda: EmpiricalNTK(NET, PARAMS[0]), ValueError, r"needs one entry a layer, 6, .* Got dict\."),
         (lambda: EmpiricalNTK(NET, (*PARAMS[:2], {"w": 1}, *PARAMS[3:])), ValueError, r"layer 2, Activation\('erf'\)"),
