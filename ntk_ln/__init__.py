@@ -3,14 +3,16 @@
 from ntk_ln._marginal_likelihood import log_marginal_likelihood
 from ntk_ln.activations import AbstractActivation
 from ntk_ln.bounds import KernelSup, SupNorm, SupNormBound, kernel_sup, sup_norm, sup_norm_bound
+from ntk_ln.ensemble import Ensemble, ensemble
 from ntk_ln.far_field import FarField, far_field
+from ntk_ln.finite import Training, WidthStudy, check_proposition_3_4, train, width_study
 from ntk_ln.kernels import NNGP, NTK, AbstractKernel, EmpiricalNTK, KernelPair, NeuralTangentsKernel, from_equinox, from_nnx
-from ntk_ln.layers import AbstractLayer, Activation, Dense, LayerNorm, Residual, RMSNorm
+from ntk_ln.layers import AbstractLayer, Activation, BatchNorm, Dense, LayerNorm, Residual, RMSNorm
 from ntk_ln.network import Network, mlp, network_from_config, paper_mlp
 from ntk_ln.parametrisation import Standard, from_standard, to_standard
 from ntk_ln.posterior import Posterior, load_posterior, posterior
 from ntk_ln.spectrum import MinEigenvalue, min_eigenvalue
-from ntk_ln.theorems import TheoremCheck, check_theorem_3_1, check_theorem_3_2, check_theorem_3_3
+from ntk_ln.theorems import TheoremCheck, check_theorem_3_1, check_theorem_3_2, check_theorem_3_3, check_theorem_c_1
 
 __all__ = [
     "NNGP",
@@ -19,8 +21,10 @@ __all__ = [
     "AbstractKernel",
     "AbstractLayer",
     "Activation",
+    "BatchNorm",
     "Dense",
     "EmpiricalNTK",
+    "Ensemble",
     "FarField",
     "KernelPair",
     "KernelSup",
@@ -35,9 +39,14 @@ __all__ = [
     "SupNorm",
     "SupNormBound",
     "TheoremCheck",
+    "Training",
+    "WidthStudy",
+    "check_proposition_3_4",
     "check_theorem_3_1",
     "check_theorem_3_2",
     "check_theorem_3_3",
+    "check_theorem_c_1",
+    "ensemble",
     "far_field",
     "from_equinox",
     "from_nnx",
@@ -53,4 +62,6 @@ __all__ = [
     "sup_norm",
     "sup_norm_bound",
     "to_standard",
+    "train",
+    "width_study",
 ]

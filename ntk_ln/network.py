@@ -1,8 +1,8 @@
 """Networks: layers in a row, the builders of the usual ones, and their plain configuration."""
 
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import equinox as eqx
@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from ntk_ln._dtype import enable_x64, is_tracer
 from ntk_ln.activations import activation_by_name
-from ntk_ln.layers import AbstractLayer, Activation, Dense, Growth, LayerNorm, Residual, RMSNorm
+from ntk_ln.layers import AbstractLayer, Activation, BatchNorm, Dense, Growth, LayerNorm, Residual, RMSNorm
 from ntk_ln.layers._base import Params, Units
 from ntk_ln.layers._repeat import fold
 from ntk_ln.layers.residual import ends_in_dense
@@ -66,6 +66,15 @@ class Network(eqx.Module):
     def has_norm(self) -> bool:
         """Whether a norm layer sits somewhere, in the body of a Residual perhaps."""
         return self.growth.has_norm
+
+    def check_infinite(self, call: str) -> None:
+        """Raises where a layer has no infinite-width kernel."""
+        layer = self.growth.finite_only
+        if layer:
+            raise ValueError(
+                f"`{call}`: {layer} has no infinite-width kernel, it couples the rows of a batch. Use `train` and `EmpiricalNTK`, "
+                "or a LayerNorm or RMSNorm in its place."
+            )
 
     def check_rows(self, call: str, *inputs: Any) -> None:
         """Raises where a norm layer makes 0/0 of a row; traced values cannot be looked at."""
@@ -143,17 +152,40 @@ class Network(eqx.Module):
         >>> net.apply(net.init(jax.random.key(0), in_features=3, width=8), jnp.ones((5, 3))).shape
         (5, 1)
         """
+        with self._rows("net.apply(params, x)", params, x) as rows:
+            for layer, layer_params in zip(self.layers, params, strict=True):
+                rows = layer.apply(layer_params, rows)
+        return rows
+
+    def apply_batch(self, params: Sequence[Params], x: Float[Array, "n d"]) -> tuple[Float[Array, "n k"], tuple[Params, ...]]:
+        """The outputs in training, and the parameters with what layers keep of the batch (the statistics of a BatchNorm).
+
+        >>> import jax, jax.numpy as jnp
+        >>> net = Network(Dense(), BatchNorm(), Activation("relu"), Dense())
+        >>> params = net.init(jax.random.key(0), in_features=3, width=8)
+        >>> outputs, params = net.apply_batch(params, jnp.eye(3))
+        >>> bool(jnp.allclose(outputs, net.apply(params, jnp.eye(3)), atol=1e-6))
+        True
+        """
+        kept = []
+        with self._rows("net.apply_batch(params, x)", params, x) as rows:
+            for layer, layer_params in zip(self.layers, params, strict=True):
+                rows, layer_params = layer.apply_batch(layer_params, rows)
+                kept.append(layer_params)
+        return rows, tuple(kept)
+
+    @contextmanager
+    def _rows(self, call: str, params: Sequence[Params], x: Any) -> Iterator[Any]:
+        """x in the dtype of the parameters, and its precision."""
         if len(params) != len(self.layers):
-            raise ValueError(f"`net.apply(params, x)` needs one entry a layer, {len(self.layers)}. Got {len(params)}.")
+            raise ValueError(f"`{call}` needs one entry a layer, {len(self.layers)}. Got {len(params)}.")
         weights = next(params[i]["w"] for i, layer in enumerate(self.layers) if isinstance(layer, Dense))
         dtype, features = weights.dtype, weights.shape[0]
         with _precision(dtype):
             x = jnp.asarray(x, dtype)
             if x.ndim != 2 or x.shape[1] != features:
-                raise ValueError(f"`net.apply(params, x)` needs x of shape (n, {features}). Got shape {x.shape}.")
-            for layer, layer_params in zip(self.layers, params, strict=True):
-                x = layer.apply(layer_params, x)
-        return x
+                raise ValueError(f"`{call}` needs x of shape (n, {features}). Got shape {x.shape}.")
+            yield x
 
     def to_config(self) -> list[dict[str, Any]]:
         """Plain values, one dictionary a layer, from which `network_from_config` builds the network again.
@@ -181,6 +213,7 @@ LAYERS: dict[str, Callable[..., AbstractLayer]] = {
     "activation": lambda name, **params: Activation(name, **params),
     "layer_norm": LayerNorm,
     "rms_norm": RMSNorm,
+    "batch_norm": BatchNorm,
     "residual": lambda body: Residual(*_layers_from_config(body)),
 }
 
@@ -189,8 +222,8 @@ def network_from_config(config: Sequence[dict[str, Any]]) -> Network:
     """The network of a list of plain dictionaries, such as `net.to_config()` gives.
 
     Args:
-        config: one dictionary a layer: {"layer": "dense" | "activation" | "layer_norm" | "rms_norm" | "residual", ...} with the
-            layer's own arguments; a residual has its layers as "body".
+        config: one dictionary a layer: {"layer": NAME, ...} with the layer's own arguments, NAME one of dense, activation,
+            layer_norm, rms_norm, batch_norm, residual; a residual has its layers as "body".
 
     Raises:
         TypeError: not a list of dictionaries.

@@ -234,9 +234,10 @@ def largest_eigenvalue(product: Callable[[np.ndarray], np.ndarray], n: int, *, r
 
 def _of_operator(operator: LinearOperator, entry_error: float) -> MinEigenvalue:
     n = _square(operator.shape)
-    if np.dtype(operator.dtype).kind not in "fiub":
-        raise TypeError(f"`min_eigenvalue(operator)` needs a real operator. Got dtype {operator.dtype}.")
-    eps = float(np.finfo(operator.dtype).eps) if np.dtype(operator.dtype).kind == "f" else _EPS
+    dtype: np.dtype[Any] = np.dtype(operator.dtype)
+    if dtype.kind not in "fiub":
+        raise TypeError(f"`min_eigenvalue(operator)` needs a real operator. Got dtype {dtype}.")
+    eps = float(np.finfo(dtype).eps) if dtype.kind == "f" else _EPS
 
     def negated(v: np.ndarray) -> np.ndarray:
         w = -np.asarray(operator.matvec(v), np.float64).reshape(n)

@@ -8,6 +8,8 @@ import numpy as np
 from ntk_ln.bounds import SupNorm, kernel_sup, sup_norm, sup_norm_bound
 from ntk_ln.far_field import homogeneous_kernel
 from ntk_ln.kernels import NTK
+from ntk_ln.layers import Dense, LayerNorm
+from ntk_ln.layers._base import is_zero
 from ntk_ln.network import Network
 from ntk_ln.posterior import Posterior, posterior
 
@@ -31,6 +33,81 @@ STATEMENT_3_3 = (
     "With such a norm layer |E f(x)| is bounded for all x by a constant of C, n, lambda_min and max|y|: "
     "sup|f| <= rkhs <= spectral <= dataset."
 )
+
+
+STATEMENT_C_1 = (
+    "With a LayerNorm right after the first Dense the NTK depends on x and x' only through their soft cosine S(x, x'), so "
+    "Theta(x,x) is one constant."
+)
+
+
+def check_theorem_c_1(net: Network, *, features: int = 3, pairs: int = 200, seed: int = 0) -> TheoremCheck:
+    r"""Theorem C.1 and Corollary C.2 on a network: pairs of inputs with equal soft cosines have equal NTKs, whatever their norms.
+
+        S(x, x') = (w x.x'/d + b)/sqrt((w |x|^2/d + b)(w |x'|^2/d + b)),   w = w_std^2, b = b_std^2 of the first Dense
+
+    It holds if Theta of random pairs, and of other pairs with the same S but norms up to 100 times larger, agree to 1e-12, and
+    Theta(x,x) is the same for all of them.
+
+    Args:
+        net: a network.
+        features: d of the inputs that are drawn, >= 2.
+        pairs: how many.
+        seed: of the draw.
+
+    Returns:
+        `TheoremCheck`; `applies` is False unless a LayerNorm with eps = 0 follows the first Dense.
+
+    References:
+        Ziomek, Whittle, Osborne (2025), theorem C.1 and corollary C.2.
+
+    >>> import ntk_ln as nl
+    >>> nl.check_theorem_c_1(nl.mlp(2, layer_norm="first")).holds
+    True
+    >>> nl.check_theorem_c_1(nl.mlp(2, layer_norm="last")).applies
+    False
+    """
+    if features < 2 or pairs < 1:
+        raise ValueError(f"`check_theorem_c_1(net, ...)` needs features >= 2 and pairs >= 1. Got {features} and {pairs}.")
+    first, *rest = net.layers
+    if not (isinstance(first, Dense) and rest and isinstance(rest[0], LayerNorm) and is_zero(rest[0].eps)):
+        reason = "no LayerNorm with eps = 0 right after the first Dense"
+        return TheoremCheck("C.1", False, None, STATEMENT_C_1, {"reason": reason})
+    rng, w, b = np.random.default_rng(seed), float(first.w_std) ** 2 / features, float(first.b_std) ** 2
+    kernel = NTK(net)
+
+    def of_angle(r1, r2, cosine):
+        # Two rows of these lengths at this angle, in a random plane.
+        plane = np.linalg.qr(rng.standard_normal((pairs, features, 2)))[0]
+        sine = np.sqrt(1 - cosine**2)
+        return r1[:, None] * plane[..., 0], r2[:, None] * (cosine[:, None] * plane[..., 0] + sine[:, None] * plane[..., 1])
+
+    def size(r):
+        return np.sqrt(w * r**2 + b)
+
+    near1, near2 = 10.0 ** rng.uniform(-1, 1, (2, pairs))
+    cosine = rng.uniform(-0.9, 0.9, pairs)
+    soft = (w * near1 * near2 * cosine + b) / (size(near1) * size(near2))
+    # The same S at larger norms; the norms grow less where no angle gives it.
+    far1, far2, grown = near1.copy(), near2.copy(), cosine.copy()
+    for factor in 10.0 ** rng.uniform(0, 2, (8, 1, pairs)):
+        r1, r2 = factor[0] * near1, factor[0] * near2
+        new = (soft * size(r1) * size(r2) - b) / (w * r1 * r2)
+        better = (np.abs(new) <= 0.95) & (r1 > far1)
+        far1, far2, grown = np.where(better, r1, far1), np.where(better, r2, far2), np.where(better, new, grown)
+    values, diagonals = [], []
+    for rows1, rows2 in (of_angle(near1, near2, cosine), of_angle(far1, far2, grown)):
+        values.append(np.array([kernel(a[None], c[None])[0, 0] for a, c in zip(rows1, rows2, strict=True)]))
+        diagonals.append(kernel.diag(np.concatenate([rows1, rows2])))
+    constant, diagonal = float(diagonals[0][0]), np.concatenate(diagonals)
+    evidence = {
+        "kernel_sup": constant,
+        "largest_difference": float(np.abs(values[0] - values[1]).max() / constant),
+        "diagonal_spread": float(np.ptp(diagonal) / constant),
+        "largest_growth_of_the_norm": float((far1 / near1).max()),
+    }
+    holds = evidence["largest_difference"] <= 1e-12 and evidence["diagonal_spread"] <= 1e-12
+    return TheoremCheck("C.1", True, holds, STATEMENT_C_1, evidence)
 
 
 def check_theorem_3_1(net: Network, x: Any, y: Any, *, noise: float = 0.0) -> TheoremCheck:

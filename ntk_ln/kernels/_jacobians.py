@@ -68,11 +68,20 @@ def jacobian_gram(apply_fn: Any, params: Any, x1: Any, x2: Any, *, output: str, 
     """The kernel of the rows x1 and x2 (None: x1 again), products between rows in `dtype`, at most `block` rows at once."""
     same = x2 is None
     x2 = x1 if same else x2
+    most = _rows_at_once(apply_fn, params, x1, output, block)
+    jacobian = partial(_jacobian, apply_fn, params, output=output, dtype=dtype)
 
     def tile(cut1, cut2):
-        return _contract(*(_jacobian(apply_fn, params, cut, output, dtype) for cut in (cut1(x1), cut2(x2))), output)
+        if not same:
+            return _contract(jacobian(cut1(x1)), jacobian(cut2(x2)), output)
+        if len(x1) <= most:
+            one = jacobian(x1)
+            return _contract(one, one, output)
+        # Both sides by the same code: rounded differently, they would make the matrix indefinite.
+        both = jax.lax.map(jacobian, jnp.stack([cut1(x1), cut2(x1)]))
+        return _contract([leaf[0] for leaf in both], [leaf[1] for leaf in both], output)
 
-    gram = tiled(tile, len(x1), len(x2), _rows_at_once(apply_fn, params, x1, output, block), same=same)
+    gram = tiled(tile, len(x1), len(x2), most, same=same)
     return mirrored(gram) if same else gram
 
 
@@ -119,7 +128,7 @@ def product(apply_fn: Any, params: Any, x: Any, v: Any, *, output: str, block: i
 
 
 @eqx.filter_jit
-def projected_features(apply_fn: Any, params: Any, x: Any, *, projections: int, seed: int, block: int) -> Any:
+def projected_features(apply_fn: Any, params: Any, x: Any, seed: Any, *, projections: int, block: int) -> Any:
     """J R / sqrt(projections k) for R with independent signs, (n, projections k): one forward derivative a column of R."""
     outputs, trained = _outputs(apply_fn, params)
     n, k = len(x), check_outputs(apply_fn, params, x)

@@ -27,6 +27,7 @@ class AbstractClosedForm(AbstractKernel):
     def __check_init__(self):
         if not isinstance(self.network, Network):
             raise TypeError(f"`{type(self).__name__}(net)` needs a Network. Got {type(self.network).__name__}.")
+        self.network.check_infinite(f"{type(self).__name__}(net)")
 
     @staticmethod
     def _select(pair: KernelPair) -> Any:

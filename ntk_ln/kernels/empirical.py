@@ -107,9 +107,9 @@ class EmpiricalNTK(AbstractKernel):
             )
         if output not in get_args(Output):
             raise ValueError(f"`{call}` needs output={' or '.join(map(repr, get_args(Output)))}. Got {output!r}.")
-        for name, value in (("projections", projections), ("block", block)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"`{call}` needs a whole number {name} >= 1. Got {value!r}.")
+        for name, value, least in (("projections", projections, 1), ("block", block, 1), ("seed", seed, 0)):
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**32:
+                raise ValueError(f"`{call}` needs a whole number {name} >= {least}. Got {value!r}.")
         if accumulate not in (None, "float64"):
             raise ValueError(f'`{call}` needs accumulate="float64" or None. Got {accumulate!r}.')
         if is_network:
@@ -229,7 +229,7 @@ class EmpiricalNTK(AbstractKernel):
 
     def _features(self, params: Any, x: Any) -> Any:
         features = _jacobians.projected_features(
-            self._function, params, x, projections=self.projections, seed=self.seed, block=self.block
+            self._function, params, x, np.uint32(self.seed), projections=self.projections, block=self.block
         )
         return features.astype(self.dtype)
 

@@ -61,6 +61,8 @@ class NeuralTangentsKernel(AbstractKernel):
                 "`NeuralTangentsKernel(network)` needs a Network or a neural-tangents kernel_fn, the last of the three functions "
                 f"`stax.serial(...)` gives. Got {type(network).__name__}."
             )
+        if is_network:
+            network.check_infinite("NeuralTangentsKernel(network)")
         self.network, self.kernel_fn = (network, None) if is_network else (None, network)
         self.get = get
         self._function()  # what neural-tangents does not have is refused here, not at the first call

@@ -3,6 +3,7 @@
 from ntk_ln.layers._base import AbstractLayer
 from ntk_ln.layers._state import Growth, Inputs, Pairing, Side, State
 from ntk_ln.layers.activation import Activation
+from ntk_ln.layers.batch_norm import BatchNorm
 from ntk_ln.layers.dense import Dense
 from ntk_ln.layers.layer_norm import LayerNorm
 from ntk_ln.layers.residual import Residual
@@ -11,6 +12,7 @@ from ntk_ln.layers.rms_norm import RMSNorm
 __all__ = [
     "AbstractLayer",
     "Activation",
+    "BatchNorm",
     "Dense",
     "Growth",
     "Inputs",

@@ -25,8 +25,9 @@ class Units(Enum):
 class AbstractLayer(eqx.Module):
     """One layer of a network. A new layer is one new file with one subclass.
 
-    Finite width: `init`, `apply`, `ntk_share`. Infinite width: `grow` (what is known without numbers: exponents, Gaussianity;
-    raises `ValueError` where the layer may not stand), `at_zero` and `propagate` (the state of a pair).
+    Finite width: `init`, `apply`, `ntk_share`, and `apply_batch` where rows are coupled in training. Infinite width: `grow` (what
+    is known without numbers: exponents, Gaussianity; raises `ValueError` where the layer may not stand), `at_zero` and `propagate`
+    (the state of a pair).
     """
 
     @abstractmethod
@@ -36,6 +37,15 @@ class AbstractLayer(eqx.Module):
     @abstractmethod
     def apply(self, params: Params, x: Float[Array, "n n_in"]) -> Float[Array, "n n_out"]:
         """The layer of a finite network, row by row."""
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The names of the parameters that are not trained but kept of the batch."""
+        return ()
+
+    def apply_batch(self, params: Params, x: Float[Array, "n n_in"]) -> tuple[Float[Array, "n n_out"], Params]:
+        """The layer in training, and its parameters with what it keeps of the batch: nothing, unless it couples the rows."""
+        return self.apply(params, x), params
 
     def ntk_share(
         self,

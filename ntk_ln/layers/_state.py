@@ -41,6 +41,7 @@ class Growth:
     correction: float = inf  # the next term of the far field is smaller by r^-correction
     no_limit: str | None = None  # an activation without a far limit that |x| reaches
     numeric: bool = False  # an activation that |x| reaches is integrated numerically
+    finite_only: str | None = None  # a layer that has no infinite-width kernel
 
     def after_dense(self, has_bias: bool) -> "Growth":
         """Growth after a Dense; a bias counts as much as u^mean."""
@@ -57,6 +58,7 @@ class Growth:
             correction=min(self.correction, self.mean) if has_bias and self.mean > 0 else self.correction,
             no_limit=self.no_limit,
             numeric=self.numeric,
+            finite_only=self.finite_only,
         )
 
     def after_norm(self, gains: int, has_eps: bool) -> "Growth":
@@ -75,6 +77,7 @@ class Growth:
             correction=min(self.correction, 2 * self.mean) if has_eps and self.mean > 0 else self.correction,
             no_limit=self.no_limit,
             numeric=self.numeric,
+            finite_only=self.finite_only,
         )
 
 

@@ -61,6 +61,13 @@ class Residual(AbstractLayer):
             y = layer.apply(layer_params, y)
         return x + y
 
+    def apply_batch(self, params, x):
+        y, kept = x, []
+        for layer, layer_params in zip(self.body, params, strict=True):
+            y, layer_params = layer.apply_batch(layer_params, y)
+            kept.append(layer_params)
+        return x + y, tuple(kept)
+
     # Infinite width
 
     def grow(self, growth: Growth) -> Growth:

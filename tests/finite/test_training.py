@@ -1,0 +1,207 @@
+"""train: against gradient descent by hand and the infinite network, many seeds, early stops, checkpoints, errors."""
+
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import ntk_ln as nl
+from ntk_ln._dtype import enable_x64
+
+X = np.linspace(-1, 1, 9)[:, None]
+Y = np.sin(3 * X[:, 0])
+NET = nl.mlp(1, layer_norm="first")
+BATCH = nl.Network(nl.Dense(w_std=2**0.5, b_std=0.1), nl.BatchNorm(affine=True), nl.Activation("relu"), nl.Dense(b_std=0.1))
+train = partial(nl.train, NET, X, Y, width=16)
+
+
+def test_gradient_descent_is_what_it_says():
+    rate, steps = 0.02, 40
+    got = train(seeds=(3, 5), steps=steps, optimizer="gradient_descent", learning_rate=rate, dtype=np.float64)
+    with enable_x64(True):
+        for i, seed in enumerate((3, 5)):
+            params = NET.init(jax.random.key(seed), in_features=1, width=16, dtype=np.float64)
+
+            def loss(params):
+                return 0.5 * jnp.sum((NET.apply(params, X)[:, 0] - Y) ** 2)
+
+            losses = []
+            for _ in range(steps):
+                value, gradient = jax.value_and_grad(loss)(params)
+                losses.append(value)
+                params = jax.tree.map(lambda p, g: p - rate * g, params, gradient)
+            np.testing.assert_allclose(got.losses[:, i], losses, rtol=1e-10)
+            np.testing.assert_allclose(got.apply(X)[i], NET.apply(params, X)[:, 0], atol=1e-10)
+            np.testing.assert_allclose(got.apply(X)[i], NET.apply(got.network_params(i), X)[:, 0], atol=1e-12)
+
+
+def test_adam_acts_on_the_standard_parametrisation():
+    got = train(steps=5, optimizer="adam", learning_rate=0.01, dtype=np.float64)
+    with enable_x64(True):
+        start = nl.to_standard(NET, NET.init(jax.random.key(0), in_features=1, width=16, dtype=np.float64)).params
+
+        def loss(params):
+            return 0.5 * jnp.sum((NET.apply(nl.from_standard(NET, params), X)[:, 0] - Y) ** 2)
+
+        adam = optax.adam(0.01)
+        params, state = start, adam.init(start)
+        for _ in range(5):
+            updates, state = adam.update(jax.grad(loss)(params), state, params)
+            params = optax.apply_updates(params, updates)
+        np.testing.assert_allclose(got.apply(X)[0], NET.apply(nl.from_standard(NET, params), X)[:, 0], atol=1e-9)
+
+
+def test_an_optimizer_of_your_own_and_outputs():
+    y = np.stack([Y, -Y], axis=1)
+    own = nl.train(NET, X, y, width=16, steps=20, optimizer=optax.sgd(0.01, momentum=0.9))
+    named = nl.train(NET, X, y, width=16, steps=20, optimizer="momentum", learning_rate=0.01)
+    assert own.apply(X).shape == (1, 9, 2)
+    assert own.learning_rate is None
+    np.testing.assert_array_equal(own.apply(X), named.apply(X))
+
+
+def test_the_mean_over_wide_networks_is_the_posterior_at_the_same_stop_time():
+    # With a large bias the kernel changes little; the start is taken out exactly by f_t - f_0.
+    net = nl.mlp(1, b_std=1.0, layer_norm="first")
+    got = nl.train(net, X, Y, width=1024, seeds=8, steps=20, optimizer="gradient_descent")
+    rate, start = got.learning_rate, got.apply(X, initial=True)
+    p = nl.posterior(nl.NTK(net), X, Y[:, None] - start.T, stop_time=20 * rate, step_size=rate)
+    points = np.array([[-3.0], [0.1], [2.0]])
+    changes, predicted = got.apply(points) - got.apply(points, initial=True), p.mean(points).T
+    errors = changes - predicted
+    assert np.linalg.norm(errors) < 0.1 * np.linalg.norm(predicted)
+    # No bias: within 4 standard errors, and what the O(1/width) correction may leave.
+    assert (np.abs(errors.mean(axis=0)) < 4 * errors.std(axis=0, ddof=1) / 8**0.5 + 5 / 1024).all()
+
+
+def test_each_network_stops_by_itself():
+    got = train(seeds=3, steps=3000, learning_rate=0.01, stop_loss=0.1)
+    assert len(set(got.steps.tolist())) > 1
+    assert (got.losses[-1] <= 0.1).all()
+    assert len(got.losses) == got.steps.max()
+    for i in range(3):
+        alone = train(seeds=(i,), steps=3000, learning_rate=0.01, stop_loss=0.1)
+        assert abs(alone.steps[0] - got.steps[i]) <= 1  # the loss may round to the other side
+        np.testing.assert_allclose(alone.apply(X)[0], got.apply(X)[i], atol=1e-2)
+
+
+def test_batch_norm_keeps_the_last_statistics():
+    got = nl.train(BATCH, X, Y, width=16, seeds=2, steps=30)
+    losses = 0.5 * ((got.apply(X) - Y) ** 2).sum(axis=1)
+    assert (losses < got.losses[0]).all()
+    outputs, kept = BATCH.apply_batch(got.network_params(1), jnp.asarray(X, jnp.float32))
+    np.testing.assert_allclose(outputs[:, 0], got.apply(X)[1], atol=1e-5)
+    np.testing.assert_allclose(kept[1]["var"], got.network_params(1)[1]["var"], rtol=1e-5)
+    far = got.apply(np.array([[1e3], [1e6]]))
+    np.testing.assert_allclose(far[:, 1] / far[:, 0], 1e3, rtol=1e-2)  # it grows as the plain network does
+
+
+def test_batch_norm_inside_a_skip():
+    net = nl.Network(nl.Dense(b_std=0.1), nl.Residual(nl.BatchNorm(), nl.Activation("relu"), nl.Dense()), nl.Dense())
+    got = nl.train(net, X, Y, width=16, steps=30)
+    assert got.losses[-1] < got.losses[0]
+    assert not np.allclose(got.network_params(0)[1][0]["var"], 1)
+
+
+@pytest.mark.parametrize("kernel", [nl.NTK, nl.NNGP, nl.NeuralTangentsKernel])
+def test_batch_norm_has_no_kernel(kernel):
+    with pytest.raises(ValueError, match=r"BatchNorm\(affine=True\) has no infinite-width kernel"):
+        kernel(BATCH)
+
+
+def test_batch_norm_with_frozen_statistics_has_an_empirical_kernel():
+    params = nl.train(BATCH, X, Y, width=8, steps=3).network_params(0)
+    np.testing.assert_allclose(nl.EmpiricalNTK(BATCH, params)(X), nl.EmpiricalNTK(BATCH.apply, params)(X), rtol=2e-5, atol=1e-5)
+    assert nl.network_from_config(BATCH.to_config()).to_config() == BATCH.to_config()
+
+
+def test_training_goes_on_where_it_stopped(tmp_path):
+    path = tmp_path / "training.npz"
+    settings = {"seeds": 2, "optimizer": "adam"}
+    train(steps=150, checkpoint=path, **settings)
+    resumed, whole = train(steps=300, checkpoint=path, **settings), train(steps=300, **settings)
+    np.testing.assert_array_equal(resumed.losses, whole.losses)
+    np.testing.assert_array_equal(resumed.apply(X), whole.apply(X))
+    assert [file.name for file in tmp_path.iterdir()] == ["training.npz"]
+    for change, says in (({"seeds": 3}, "seeds was"), ({"learning_rate": 0.1}, "learning_rate was 0.001, is 0.1")):
+        with pytest.raises(ValueError, match=f"is a checkpoint of another training: {says}"):
+            train(steps=300, checkpoint=path, **(settings | change))
+    with pytest.raises(ValueError, match="is a checkpoint of another training: data was"):
+        nl.train(NET, X, 2 * Y, width=16, steps=300, checkpoint=path, **settings)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match="is no checkpoint of `train`"):
+        train(steps=300, checkpoint=path, **settings)
+
+
+KILLED = """
+import sys, numpy as np, ntk_ln as nl
+from ntk_ln.finite import training
+training.CHECKPOINT_SECONDS = 0.0
+x = np.linspace(-1, 1, 9)[:, None]
+nl.train(nl.mlp(1, layer_norm="first"), x, np.sin(3 * x[:, 0]), width=16, steps=10**6, checkpoint=sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_process_loses_nothing_that_was_written(tmp_path):
+    path = tmp_path / "training.npz"
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(path)])
+    deadline = time.monotonic() + 120
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    with np.load(path) as file:
+        done = len(file["losses"])
+    resumed, whole = train(steps=done + 50, checkpoint=path), train(steps=done + 50)
+    np.testing.assert_array_equal(resumed.losses, whole.losses)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"width": 0}, ValueError, r"needs a whole number width >= 1\. Got 0\."),
+        ({"steps": 1.5}, ValueError, r"needs a whole number steps >= 1\. Got 1\.5\."),
+        ({"seeds": 0}, ValueError, r"needs seeds >= 1, or different whole numbers\. Got 0\."),
+        ({"seeds": [1, 1]}, ValueError, r"different whole numbers\. Got \[1, 1\]\."),
+        ({"optimizer": "lbfgs"}, ValueError, r"knows the optimizers adam, gradient_descent, momentum\. Got 'lbfgs'\."),
+        ({"optimizer": 3}, TypeError, r"needs an optimizer by name or of optax\. Got 3\."),
+        ({"optimizer": optax.sgd(0.1), "learning_rate": 0.1}, ValueError, r"an optimizer of your own has its learning rate"),
+        ({"learning_rate": -1.0}, ValueError, r"needs a finite learning_rate > 0\. Got -1\.0\."),
+        ({"stop_loss": float("nan")}, ValueError, r"needs a finite stop_loss >= 0\. Got nan\."),
+        ({"dtype": np.float16}, ValueError, r"needs dtype float32 or float64\. Got float16\."),
+        (
+            {"optimizer": "gradient_descent", "learning_rate": 50.0, "steps": 200},
+            ValueError,
+            r"diverged at learning_rate=50: the loss of seed 0 .* lambda_max = .*: gradient descent needs learning_rate < 2/lambda_max",
+        ),
+    ],
+)
+def test_bad_settings(change, error, says):
+    with pytest.raises(error, match=says):
+        train(**({"steps": 3} | change))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda: nl.train(3, X, Y), TypeError, r"needs a Network\. Got int\."),
+        (lambda: nl.train(NET, X[:, 0], Y), ValueError, r"of shape \(n, d\).* One feature"),
+        (lambda: nl.train(NET, X, Y[:-1]), ValueError, r"one row of `y` per row of `x`"),
+        (lambda: nl.train(NET, X[:0], Y[:0]), ValueError, r"needs at least one row"),
+        (lambda: nl.train(NET, X, np.full(9, np.nan)), ValueError, r"needs finite numbers\. Row 0 of `y`"),
+        (lambda: nl.train(BATCH, X, Y, optimizer="gradient_descent"), ValueError, r"needs a learning_rate for 'gradient_descent'"),
+        (lambda: train(steps=1).apply(np.ones((2, 3))), ValueError, r"needs x of shape \(n, 1\)\. Got shape \(2, 3\)\."),
+    ],
+)
+def test_bad_data(call, error, says):
+    with pytest.raises(error, match=says):
+        call()
