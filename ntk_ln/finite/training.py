@@ -39,7 +39,8 @@ class Training:
         seeds: of the networks.
         initial, params: parameters before and after, as `net.init` gives them, every array with a leading axis of seeds.
         steps: steps taken by each network, (seeds,).
-        losses: 1/2 sum (f - y)^2 before every step, (most steps taken, seeds); constant from where a network has stopped.
+        losses: 1/2 sum (f - y)^2 before every step, (most steps taken, seeds), and the last ones where all have stopped early;
+            constant from where a network has stopped.
         learning_rate: None for an optimizer of your own.
     """
 
@@ -172,7 +173,7 @@ def train(
         params = jax.tree.map(_parameters, trained, scales)
         params = _batched(lambda params: net.apply_batch(params, data[0])[1], params)  # statistics of the last parameters
     taken = np.asarray(taken)
-    return Training(net, seeds, initial, params, taken, losses[: max(1, taken.max())], learning_rate, np.ndim(y) == 1)
+    return Training(net, seeds, initial, params, taken, losses[: taken.max() + 1], learning_rate, np.ndim(y) == 1)
 
 
 # --- One step ------------------------------------------------------------------------------------------------------------
