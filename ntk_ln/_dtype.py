@@ -51,6 +51,8 @@ def same_rows(x1: Any, x2: Any) -> bool:
 
 def check_rows(x: Any, call: str, name: str = "x") -> Any:
     """An array of shape (n, d), d >= 1, finite; NumPy unless it already is a JAX array."""
+    if np.ma.is_masked(x):
+        raise ValueError(f"`{call}` needs numbers everywhere. `{name}` has masked entries: drop or fill those rows.")
     array = x if isinstance(x, jax.Array) else _to_numpy(x, call, name)
     if array.ndim != 2:
         hint = f" One feature: `{name}[:, None]`; one point: `{name}[None, :]`." if array.ndim == 1 else ""

@@ -85,6 +85,11 @@ def check_schedule(noise: Any, stop_time: Any, step_size: Any) -> tuple[float, f
             f"`posterior(..., step_size=...)` needs stop_time: the number of steps is stop_time / step_size. "
             f"Got step_size={numbers['step_size']} alone."
         )
+    if "step_size" in numbers and numbers["stop_time"] < numbers["step_size"] * (1 - 1e-9):
+        raise ValueError(
+            f"`posterior(..., stop_time=..., step_size=...)` needs at least one step, stop_time >= step_size. Got "
+            f"stop_time={numbers['stop_time']}, step_size={numbers['step_size']}."
+        )
     return numbers["noise"], numbers.get("stop_time"), numbers.get("step_size")
 
 

@@ -48,8 +48,10 @@ class Solution:
 
     def norm(self) -> float:
         """sqrt(alpha^T K alpha), the largest over outputs."""
-        squares = (self.alpha * product(self.square, self.diagonal, self.alpha)).sum(axis=0)
-        return float(np.sqrt(max(squares.max(), 0.0)))
+        size = float(np.abs(self.alpha).max()) or 1.0  # its square may leave the floats
+        alpha = self.alpha / size
+        squares = (alpha * product(self.square, self.diagonal, alpha)).sum(axis=0)
+        return size * float(np.sqrt(max(squares.max(), 0.0)))
 
     def whiten(self, b: np.ndarray) -> np.ndarray:
         """W b for b of shape (n, m), where W^T W is the (pseudo-)inverse of K + noise I."""

@@ -73,13 +73,24 @@ def kernel_sup(kernel: AbstractClosedForm) -> KernelSup:
     if growth.monotone:
         return KernelSup(float(ends.max()), True)
     # Features of the diagonal are a decade of |x| wide: a grid of 20 points a decade, then finer ones around its largest value.
-    best, grid = float(ends.max()), np.linspace(-16, 16, 641)
+    low, high = varying_decades(kernel)
+    best, grid = float(ends.max()), np.linspace(low, high, 20 * (high - low) + 1)
     for _ in range(4):
         values = _diagonal(kernel, 10.0**grid)
         top = int(np.argmax(values))
         best = max(best, float(values[top]))
-        grid = np.linspace(grid[max(top - 1, 0)], grid[min(top + 1, 640)], 641)
+        grid = np.linspace(grid[max(top - 1, 0)], grid[min(top + 1, len(grid) - 1)], len(grid))
     return KernelSup(best, False)
+
+
+def varying_decades(kernel: AbstractClosedForm) -> tuple[int, int]:
+    """The powers of ten between which k(x, x) changes with |x|: they move with w_std and b_std."""
+    decades = np.arange(-300, 301)
+    values = _diagonal(kernel, 10.0**decades)
+    changes = np.flatnonzero(np.abs(np.diff(values)) > 1e-14 * np.abs(values[1:]))
+    if not changes.size:
+        return -1, 1
+    return int(decades[max(changes[0] - 1, 0)]), int(decades[min(changes[-1] + 2, len(decades) - 1)])
 
 
 def _diagonal(kernel: AbstractClosedForm, radii: np.ndarray) -> np.ndarray:
@@ -129,7 +140,9 @@ def sup_norm_bound(p: Posterior) -> SupNormBound:
     if isinf(value):
         return SupNormBound(inf, eigenvalue, norm, inf, inf, inf)
     scale = sqrt(value / eigenvalue) if eigenvalue > 0 else inf
-    length, largest = float(np.sqrt((y * y).sum(axis=0)).max()), float(np.abs(y).max())
+    largest = float(np.abs(y).max())
+    # Squares of labels below 1e-154 or above 1e154 leave the floats.
+    length = largest * float(np.sqrt(((y / largest) ** 2).sum(axis=0)).max()) if largest else 0.0
     return SupNormBound(value, eigenvalue, norm, sqrt(value) * norm, scale * length, scale * sqrt(len(y)) * largest)
 
 
@@ -171,7 +184,7 @@ def sup_norm(p: Posterior, *, seed: int = 0) -> SupNorm:
     if growth.mean > 0:
         far = np.abs(_values(p, np.c_[directions, np.zeros(len(directions))], 1.0)).max(axis=1)
         return SupNorm(inf, None, directions[np.argmax(far)])
-    radius = float(np.median(np.linalg.norm(x, axis=1))) or 1.0
+    radius = float(np.median(_lengths(x))) or 1.0
     candidates = _candidates(x / radius, directions, rng)
     values = _values(p, candidates, radius)
     best, best_value = candidates[0], -1.0
@@ -185,7 +198,15 @@ def sup_norm(p: Posterior, *, seed: int = 0) -> SupNorm:
     direction = best[:-1] / length if length > 0 else None
     if best[-1] <= 1e-15 * length:
         return SupNorm(best_value, None, direction)
-    return SupNorm(best_value, best[:-1] * (radius / best[-1]), direction)
+    with np.errstate(over="ignore"):
+        point = best[:-1] / best[-1] * radius
+    return SupNorm(best_value, point if np.isfinite(point).all() else None, direction)
+
+
+def _lengths(rows: np.ndarray) -> np.ndarray:
+    """|x| of every row, without over- or underflow of the squares."""
+    size = np.abs(rows).max(axis=1)
+    return size * np.linalg.norm(rows / np.where(size > 0, size, 1)[:, None], axis=1)
 
 
 def _directions(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -193,7 +214,7 @@ def _directions(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     rows = x[rng.permutation(len(x))[:128]]
     axes = np.eye(x.shape[1])[:64]
     candidates = np.concatenate([rows, -rows, axes, -axes, rng.normal(size=(64, x.shape[1]))])
-    lengths = np.linalg.norm(candidates, axis=1)
+    lengths = _lengths(candidates)
     return candidates[lengths > 0] / lengths[lengths > 0, None]
 
 

@@ -2,7 +2,9 @@
 
 import json
 import os
+import signal
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -73,7 +75,10 @@ def check(
             progress.update(task, advance=1, description=label)
 
         with _as_bad_input("" if network is None else f"{network}: "):
-            net = nl.mlp(2) if config is None else nl.network_from_config(config)
+            try:
+                net = nl.mlp(2) if config is None else nl.network_from_config(config)
+            except RecursionError:
+                raise ValueError("residuals are nested too deeply.") from None
         with _as_bad_input():
             fitted = fit(dataset, net, noise)
         result = check(dataset, fitted, noise, step)
@@ -97,6 +102,9 @@ def _as_bad_input(prefix: str = "") -> Iterator[None]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit; bad input is one line on stderr and status 2, a fault of ours a traceback and status 3."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _stop)
     try:
         status = app(arguments, standalone_mode=False)
     except BadInput as error:
@@ -116,6 +124,16 @@ def main(arguments: list[str] | None = None) -> None:
     if status == 130:  # Ctrl-C, which typer may have turned into a status itself
         _fail("stopped, nothing was written")
     sys.exit(status or 0)
+
+
+def _stop(number: int, _: object) -> None:
+    """Ends the process at once: threads that compile cannot be asked to, and an exception may be lost in a callback."""
+    from ntk_ln.report import discard_unfinished
+
+    discard_unfinished()
+    _fail("stopped, nothing was written")
+    sys.stderr.flush()
+    os._exit(128 + number)
 
 
 def _fail(message: object) -> int:
@@ -155,6 +173,8 @@ def _json(path: Path) -> list[dict[str, Any]]:
         raise ValueError(f"The network file {str(path)!r} cannot be read: {error.strerror or error}.") from error
     except ValueError as error:
         raise ValueError(f"The network file {str(path)!r} is not JSON: {error}.") from error
+    except RecursionError:
+        raise ValueError(f"The network file {str(path)!r} is nested too deeply.") from None
     if not isinstance(config, list) or not all(isinstance(layer, dict) for layer in config):
         raise ValueError(f'The network file {str(path)!r} must be a list of layers such as {{"layer": "dense"}}.')
     return config

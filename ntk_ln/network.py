@@ -243,15 +243,18 @@ def _layers_from_config(config: Any) -> list[AbstractLayer]:
         if not isinstance(entry, dict) or "layer" not in entry:
             raise TypeError(f'`network_from_config(config)` needs {{"layer": ...}} at position {position}. Got {entry!r}.')
         kind, arguments = entry["layer"], {key: value for key, value in entry.items() if key != "layer"}
-        if kind not in LAYERS:
+        if not isinstance(kind, str) or kind not in LAYERS:
             raise ValueError(
                 f"`network_from_config(config)` knows the layers {', '.join(LAYERS)}. Position {position} has {kind!r}."
             )
+        needed = {"activation": "name", "residual": "body"}.get(kind)
+        if needed is not None and needed not in arguments:
+            raise ValueError(f'`network_from_config(config)`: layer {position}, {kind!r}, needs "{needed}".')
         try:
             layers.append(LAYERS[kind](**arguments))
         except TypeError as error:
             raise ValueError(
-                f"`network_from_config(config)`: layer {position}, {kind!r}, does not take {arguments}: {error}."
+                f"`network_from_config(config)`: layer {position}, {kind!r}, does not take {arguments}: {str(error).rstrip('.')}."
             ) from None
     return layers
 

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import warnings
+import zipfile
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ def posterior(
         y: (n,) or (n, k), finite; the k outputs share the kernel.
         noise: variance s^2 of observation noise, 0 or at least n eps lambda_max. Nothing is ever added in secret.
         stop_time: T > 0; None trains to convergence. Not together with noise.
-        step_size: eta > 0 with eta lambda_max <= 1; needs `stop_time`. T/eta may be any positive number.
+        step_size: eta > 0 with eta lambda_max <= 1; needs `stop_time`. T/eta may be any number >= 1.
 
     Returns:
         Posterior. Where K is singular and noise 0 (equal rows with equal labels, 1-D data without biases) its mean is the
@@ -223,7 +224,8 @@ class Posterior:
         """Writes the posterior to one .npz file, exactly at `path`, that `load_posterior` reads back bit by bit; no pickle.
 
         Raises:
-            TypeError: a kernel other than `NTK(net)` or `NNGP(net)`, or one whose network has no plain configuration.
+            TypeError: a kernel other than `NTK(net)` or `NNGP(net)`.
+        ValueError: a network without a plain configuration (a function of your own as an activation).
         """
         name = type(self.kernel).__name__
         if _SAVED.get(name) is not type(self.kernel):
@@ -232,6 +234,7 @@ class Posterior:
             "kernel": name,
             "network": self.kernel.network.to_config(),
             "jax": [isinstance(self.x, jax.Array), isinstance(self.y, jax.Array)],
+            "dtypes": [np.asarray(self.x).dtype.name, np.asarray(self.y).dtype.name],
             **{key: getattr(self, key) for key in ("noise", "stop_time", "step_size", "rkhs_norm")},
             **{key: getattr(self._solution, key) for key in ("eps", "rounding", "condition", "factored")},
         }
@@ -244,8 +247,7 @@ class Posterior:
             np.savez(
                 file,
                 state=np.array(text),
-                x=np.asarray(self.x),
-                y=np.asarray(self.y),
+                **{key: _storable(np.asarray(getattr(self, key))) for key in ("x", "y")},
                 distinct=self._distinct,
                 copies=self._copies,
                 **arrays,
@@ -320,16 +322,21 @@ def load_posterior(path: str | os.PathLike) -> Posterior:
     True
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
         state = json.loads(str(arrays.pop("state")))
         known = state["format"] == 1
-    except (ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
+        if known:
+            return _restored(arrays, state)
+    except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"`load_posterior(path)` needs a file of `p.save(path)`. Got {os.fspath(path)}: {error}.") from None
-    if not known:
-        raise ValueError(f"`load_posterior(path)` reads format 1. Got format {state['format']}: use a newer version of ntk_ln.")
+    raise ValueError(f"`load_posterior(path)` reads format 1. Got format {state['format']}: use a newer version of ntk_ln.")
+
+
+def _restored(arrays: dict[str, np.ndarray], state: dict[str, Any]) -> Posterior:
     x, y = (
-        _to_jax(arrays[key], arrays[key].dtype) if of_jax else arrays[key] for key, of_jax in zip("xy", state["jax"], strict=True)
+        _to_jax(arrays[key], jnp.dtype(name)) if of_jax else arrays[key].astype(jnp.dtype(name), copy=False)
+        for key, of_jax, name in zip("xy", state["jax"], state["dtypes"], strict=True)
     )
     solution = _solver.Solution(
         **{key: arrays[key] for key in ("square", "diagonal", "alpha", "values", "vectors")},
@@ -338,6 +345,11 @@ def load_posterior(path: str | os.PathLike) -> Posterior:
     kernel = _SAVED[state["kernel"]](network_from_config(state["network"]))
     numbers = {key: state[key] for key in ("noise", "stop_time", "step_size", "rkhs_norm")}
     return Posterior(kernel, x, y, **numbers, _solution=solution, _distinct=arrays["distinct"], _copies=arrays["copies"])
+
+
+def _storable(array: np.ndarray) -> np.ndarray:
+    """bfloat16 and its like, which a file would give back as raw bytes, widened without loss."""
+    return array.astype(np.float32) if array.dtype.kind not in "fiub" else array
 
 
 def _wide(value: Any) -> np.ndarray:

@@ -100,8 +100,10 @@ def check_folder(folder: str | Path) -> None:
     parent = folder.absolute().parent
     while not parent.exists():
         parent = parent.parent
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise ValueError(f"--out {str(folder)!r} cannot be made: {str(parent)!r} is not a writable folder.")
+    try:
+        os.rmdir(tempfile.mkdtemp(dir=parent))  # tried: what os.access says of special file systems is wrong
+    except OSError:
+        raise ValueError(f"--out {str(folder)!r} cannot be made: {str(parent)!r} is not a writable folder.") from None
 
 
 def write(result: CheckResult, folder: str | Path, on_figure: Callable[[str], None] = lambda name: None) -> None:
@@ -114,6 +116,7 @@ def write(result: CheckResult, folder: str | Path, on_figure: Callable[[str], No
     folder = Path(folder).resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    _unfinished.append(building)
     try:
         building.chmod(0o777 & ~_umask())
         for name in plots.FIGURES:
@@ -124,6 +127,16 @@ def write(result: CheckResult, folder: str | Path, on_figure: Callable[[str], No
         (building / "report.html").write_text(_html(result, building), encoding="utf-8")
         _put(building, folder)
     finally:
+        shutil.rmtree(building, ignore_errors=True)
+        _unfinished.remove(building)
+
+
+_unfinished: list[Path] = []  # folders being built
+
+
+def discard_unfinished() -> None:
+    """Removes what `write` has not put in place: for a process about to end."""
+    for building in _unfinished:
         shutil.rmtree(building, ignore_errors=True)
 
 

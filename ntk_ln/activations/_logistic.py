@@ -136,7 +136,8 @@ def sides_apart(value, ratio, lowest: float, pair, args):
     """Half E[(f - f')^2] for an even or odd f(w) = value(w, *args) of w ~ N(0, 1), one of each side.
 
     A sum of squares, exactly 0 for equal sides. `lowest` is the t at which w = e^t no longer counts. The derivative is that of
-    minus E[f f'] = ratio(pair, *args): at e = 0 the nodes would miss what happens at w of the order of e.
+    minus ratio(pair, *args), which is E[f f'] less what (E[f^2] + E[f'^2])/2 has beside a constant: at e = 0 the nodes would miss
+    what happens at w of the order of e.
     """
     t = np.arange(lowest, HIGHEST, STEP)
     w = np.logaddexp(0, t)

@@ -72,7 +72,7 @@ class AbstractQuadrature(AbstractActivation):
 
     def _moments(self, h, nodes: int):
         """sqrt(E[phi^2]) and E[phi]/sqrt(E[phi^2])."""
-        rule, inverse = _Rule.of(h, nodes), 1 / jnp.maximum(h, _SMALL)
+        rule, inverse = _Rule.of(h, nodes), 1 / jnp.maximum(h, _small(h.dtype))
         x, w = rule.single(_ordered([inverse * cut for cut in self._cuts]), inverse)
         x, w = (v.reshape(*h.shape, -1) for v in (x, w))
         values = self(h[..., None] * x)
@@ -164,11 +164,11 @@ class AbstractQuadrature(AbstractActivation):
 
     def _chunk(self, rule, z, y, sigma, h1, h2, r1, r2, *, gain: bool):
         r2 = jnp.where(h1 == h2, r1, r2)  # equal sides: equal to the last digit, or z_new would not be 0 at z = 0
-        cos = y - z
-        inv1, inv2 = 1 / jnp.maximum(h1, _SMALL), 1 / jnp.maximum(h2, _SMALL)
+        cos, least = y - z, _small(z.dtype)
+        inv1, inv2 = 1 / jnp.maximum(h1, least), 1 / jnp.maximum(h2, least)
         # Outside: phi(h a) of width 1/h, and phi(h' b) smeared out by sigma.
-        steep = divide(1.0, jnp.abs(cos), 1 / _SMALL)
-        width = jnp.minimum(inv2 * steep, 1 / _SMALL)
+        steep = divide(1.0, jnp.abs(cos), 1 / least)
+        width = jnp.minimum(inv2 * steep, 1 / least)
         positions = [inv1 * cut for cut in self._cuts]
         positions += [jnp.sign(cos) * width * cut for cut in self._cuts if cut]
         a, wa = rule.outer(_ordered(positions), (inv1, width), sigma * steep)
@@ -179,7 +179,7 @@ class AbstractQuadrature(AbstractActivation):
         phi_p, slope_p = self._value_and_slope(p)
         slope_p = slope_p * divide(h1, r1)[column]
 
-        spread = 1 / jnp.maximum(sigma, _SMALL)
+        spread = 1 / jnp.maximum(sigma, least)
         edges = [((inv2 * cut)[column] - cos[column] * a) * spread[column] for cut in self._cuts]
         x, wx = rule.single(jnp.stack(edges, axis=-1), (inv2 * spread)[column])
         a_, p_ = a[..., None, None], p[..., None, None]
@@ -204,7 +204,9 @@ class AbstractQuadrature(AbstractActivation):
         return jax.jvp(self, (x,), (jnp.ones_like(x),))
 
 
-_SMALL = 1e-30  # widths and standard deviations below are as good as 0 beside the Gaussian's
+def _small(dtype) -> float:
+    """Widths and standard deviations below are as good as 0 beside the Gaussian's; derivatives divide by their cubes."""
+    return 1e-30 if dtype == jnp.float64 else 1e-12
 
 
 def _least(dtype) -> float:

@@ -5,7 +5,7 @@ from math import asin, pi
 import jax
 import jax.numpy as jnp
 
-from ntk_ln._numerics import divide, sqrt
+from ntk_ln._numerics import clipped, divide, sqrt
 from ntk_ln.activations import _arcsine as arcsine
 from ntk_ln.activations._base import AbstractActivation, Dual
 
@@ -56,7 +56,7 @@ class Erf(AbstractActivation):
         scale = (pi / 2) * r1 * r2  # sqrt(asin(a1^2) asin(a2^2)) / p
         # 1 - ratio = [sqrt(asin asin') - asin p] + [asin p - asin(p c)], over sqrt(asin asin').
         total = _first(a1, b1, r1, a2, b2, r2, p, d0, scale) + arcsine.asin_drop_over_p(p, m, d0, d)
-        small = jnp.maximum(total, 0) / (2 * scale)
+        small = clipped(total) / (2 * scale)
         z_new, y_new = jnp.where(swap, 1 - small, small), jnp.where(swap, small, 1 - small)
         return Dual(z_new, y_new, divide(2 / pi, sqrt(d) * (r1 * r2)))
 
@@ -83,7 +83,7 @@ def _first(a1, b1, r1, a2, b2, r2, p, d0, scale):
     ratio = sqrt(divide(a1, a2, 1.0))
     means = (pi / 2) * (r1 * ratio - divide(r2, ratio)) ** 2
     apart = scale - jnp.where(p == 0, 1, divide(jnp.arctan2(p, sqrt(d0)), p))
-    return jnp.maximum(jnp.where(close, (steps - means) / 2, apart), 0)
+    return clipped(jnp.where(close, (steps - means) / 2, apart))
 
 
 NAMES = {"erf": Erf}

@@ -6,7 +6,7 @@ from math import sqrt as float_sqrt
 import jax
 import jax.numpy as jnp
 
-from ntk_ln._numerics import divide, sqrt
+from ntk_ln._numerics import clipped, divide, sqrt
 from ntk_ln.activations import _arcsine as arcsine
 from ntk_ln.activations._base import AbstractActivation, Dual
 
@@ -78,7 +78,7 @@ class Gelu(AbstractActivation):
         apart = (bend + _sides_apart(a1, b1, w1, a2, b2, w2, gap, p, beta, root0)) / (4 * pi)
         fall = drop / (2 * pi) + 2 * m * (1 / 4 + odd) + p * 4 * zy * curve / (2 * pi)
         even = c * odd + divide(p * (4 * zy + c * c * beta), 2 * pi * root)
-        total = jnp.maximum(apart + fall - (r1 - r2) ** 2 / 2, 0)
+        total = clipped(apart + fall - (r1 - r2) ** 2 / 2)
         small = jnp.where(swap, total + 2 * even, total) / (2 * r1 * r2)
         z_new, y_new = jnp.where(swap, 1 - small, small), jnp.where(swap, small, 1 - small)
 

@@ -145,6 +145,11 @@ def _estimate(fn, degree) -> tuple[float, float]:
     x = np.array([1e6, -1e6, 1e8, -1e8])
     near, far = (_call(fn, x) / np.abs(x) ** degree).reshape(2, 2)
     top = np.max(np.abs(far))
+    if top == 0 or np.max(np.abs(near)) > 1e3 * top > 0:
+        raise ValueError(
+            f"`Activation(fn, degree={degree}, ...)`: phi(x)/|x|^{degree} vanishes far out. Use a smaller degree, or none: kernels "
+            "need none, and all that lies infinitely far then needs a norm layer before the activation."
+        )
     if not (np.isfinite(top) and top > 0 and np.max(np.abs(near - far)) <= 1e-5 * top):
         raise ValueError(
             f"`Activation(fn, degree={degree}, ...)` needs `limit=(alpha, beta)`: phi(x)/|x|^{degree} does not settle far out. "

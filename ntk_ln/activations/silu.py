@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from scipy.special import expit
 
-from ntk_ln._numerics import divide, sqrt
+from ntk_ln._numerics import clipped, divide, sqrt
 from ntk_ln.activations import _logistic as logistic
 from ntk_ln.activations._base import AbstractActivation, Dual
 
@@ -79,7 +79,7 @@ class Silu(AbstractActivation):
         total, smooth = logistic.node_sum(term, (alpha, beta), pair, m)
         line = (1 / r1 - 1 / r2) ** 2 / 8  # SiLU is half a line and an even function
         apart = logistic.sides_apart(_value, _ratio, -20.0, pair, (a, b, root)) + line
-        small = (apart + jnp.maximum(total, 0) / (2 * pi) / (r1 * r2)) / 2
+        small = (apart + clipped(total) / (2 * pi) / (r1 * r2)) / 2
         z_new, y_new = jnp.where(swap, 1 - small, small), jnp.where(swap, small, 1 - small)
         return Dual(z_new, y_new, (1 / 4 + sign * smooth / (2 * pi)) / (r1 * r2))
 
@@ -126,7 +126,7 @@ def _value(w, a, b, root):
 def _ratio(pair, a, b, root):
     alpha, beta = logistic.rows(a, b, 1.0)
     r1, r2 = pair(root)
-    return _product(pair, a, alpha, beta) / (r1 * r2) - 1 / (4 * r1 * r2)
+    return _product(pair, a, alpha, beta) / (r1 * r2) + (1 / r1 - 1 / r2) ** 2 / 8
 
 
 NAMES = {"silu": Silu}

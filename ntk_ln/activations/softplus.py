@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ntk_ln._numerics import hypot, sqrt
+from ntk_ln._numerics import clipped, hypot, sqrt
 from ntk_ln.activations import _logistic as logistic
 from ntk_ln.activations._base import AbstractActivation, Dual
 
@@ -71,7 +71,7 @@ class Softplus(AbstractActivation):
             asin = p * c * logistic.asin_over(p * p * c * c, root)
             drop, sine, half = logistic.drop_over(p, m, root0, root)
             # J_1(t) - J_1(t + s) = (pi - t - s)(cos t - cos(t + s)) + (s - sin s) cos t + (1 - cos s) sin t, over p.
-            return (pi / 2 + asin) * 2 * m + p * jnp.maximum(drop - sine, 0) + 2 * p * half * root0, asin
+            return (pi / 2 + asin) * 2 * m + p * clipped(drop - sine) + 2 * p * half * root0, asin
 
         total, asin = logistic.node_sum(term, (alpha, beta), pair, m)
         # Softplus is half a line and an even function: for c < 0 the line falls by another |c|/2.
@@ -119,7 +119,7 @@ def _value(w, a, b, root):
 def _ratio(pair, a, b, root):
     alpha, beta = logistic.rows(a, b, 1.0)
     (r1, r2), (a1, a2) = pair(root), pair(a)
-    return _product(pair, a, alpha, beta) / (r1 * r2) - (a1 / r1) * (a2 / r2) / 4
+    return _product(pair, a, alpha, beta) / (r1 * r2) + (a1 / r1 - a2 / r2) ** 2 / 8
 
 
 NAMES = {"softplus": Softplus}

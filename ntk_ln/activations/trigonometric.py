@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from scipy.special import bernoulli, factorial
 
-from ntk_ln._numerics import divide, sqrt
+from ntk_ln._numerics import clipped, divide, sqrt
 from ntk_ln.activations._base import AbstractActivation, Dual
 
 
@@ -162,7 +162,8 @@ def _deviation(side):
 
 def _exponent(s1, s2, z):
     """2 s s' z, up to where its exponential has long underflowed; the larger deviation first, so that none gets lost."""
-    return _cap(2 * (jnp.maximum(s1, s2) * z) * jnp.minimum(s1, s2), FAR * FAR)
+    first = s1 >= s2  # not `maximum`, whose derivative at equal deviations is a mean: the second of the product is then wrong
+    return _cap(2 * (jnp.where(first, s1, s2) * z) * jnp.where(first, s2, s1), FAR * FAR)
 
 
 def _gap(s1, s2):
@@ -226,7 +227,7 @@ def _sin_apart(s1, s2, ratio):
     """1 - ratio, ratio = sinh(s s')/sqrt(sinh(s^2) sinh(s'^2)): E[phi phi'] at c = 1."""
     first, second = _products(s1, s2)
     wide = jnp.minimum(s1, s2) > 0.5  # else the two products are too close, but their ratio is not
-    direct = jnp.maximum(first - second, 0) / (jnp.where(wide, _rise(s1, s1) * _rise(s2, s2), 1) * (1 + ratio))
+    direct = clipped(first - second) / (jnp.where(wide, _rise(s1, s1) * _rise(s2, s2), 1) * (1 + ratio))
     # log(sinh(x)/x) less its value at the geometric mean: half a square for every power of the series.
     n1, n2 = _cap(s1, 1), _cap(s2, 1)
     x1, x2 = n1 * n1, n2 * n2

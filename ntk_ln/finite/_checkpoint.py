@@ -14,7 +14,7 @@ import numpy as np
 
 def write(path: Path, identity: dict[str, Any], state: Any, losses: np.ndarray) -> None:
     """Writes the leaves of `state` and the losses so far (steps, seeds); a killed process leaves the earlier file."""
-    leaves = {f"leaf{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
+    leaves: dict[str, Any] = {f"leaf{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:

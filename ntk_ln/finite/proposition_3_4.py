@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ntk_ln._dtype import check_rows, enable_x64
@@ -89,10 +90,11 @@ class _Construction:
         with enable_x64(True):
             params = net.init(jax.random.key(seed), in_features=x.shape[1], width=width, dtype=np.float64)
             last = net.layers[-1]
+            assert isinstance(last, Dense)
             # The last Dense reads out one unit at a time: its columns are the hidden units.
             reader = Network(*net.layers[:-1], Dense(w_std=width**0.5))
             identity = {"w": np.eye(width), "b": np.zeros(width)}
-            units = np.asarray(reader.apply((*params[:-1], identity), x))
+            units = np.asarray(reader.apply((*params[:-1], identity), jnp.asarray(x)))
         design = np.concatenate([units * (float(last.w_std) / width**0.5), np.full((len(x), 1), float(last.b_std))], axis=1)
         solution, _, _, singular = np.linalg.lstsq(design, target, rcond=1 / CONDITION)
         # One step of refinement: the loss is to be 0 to rounding.
@@ -114,9 +116,9 @@ class _Construction:
         radii = 10.0 ** np.linspace(0, 12, 481)
         line = np.concatenate([radii[:, None] * direction, -radii[:, None] * direction])
         with enable_x64(True):
-            training = np.asarray(self.network.apply(self.params, x))[:, 0]
-            f = np.asarray(self.network.apply(self.params, line))[:, 0]
-            g = np.asarray(self.inner.apply(self.inner_params, line))[:, 0]
+            training = np.asarray(self.network.apply(self.params, jnp.asarray(x)))[:, 0]
+            f = np.asarray(self.network.apply(self.params, jnp.asarray(line)))[:, 0]
+            g = np.asarray(self.inner.apply(self.inner_params, jnp.asarray(line)))[:, 0]
         near = np.abs(g) <= 0.1 / self.eps
         largest = float(np.abs(f).max())
         # Beyond |g| = 1/eps the outputs have left it.

@@ -233,7 +233,7 @@ def _scales(net: Network, params: Any, *, standard: bool) -> Any:
     return jax.tree.map(lambda rate: float(rate) ** 0.5 or 1.0, to_standard(net, one).learning_rates)
 
 
-def _transformation(optimizer: Any, learning_rate: float | None) -> Any:
+def _transformation(optimizer: Any, learning_rate: Any) -> Any:
     import optax  # not at the top: it doubles the time of `import ntk_ln`
 
     if optimizer == "adam":

@@ -12,7 +12,7 @@ import numpy as np
 
 from ntk_ln.kernels._tiles import mirrored, tiled
 
-JACOBIAN_ENTRIES = 2**24  # of the Jacobian of one tile's rows (128 MB in float64)
+JACOBIAN_ENTRIES = 2**29  # of the Jacobian of one tile's rows (2 GB in float32): each further tile computes Jacobians anew
 
 
 def is_trained(leaf: Any) -> bool:

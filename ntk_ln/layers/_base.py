@@ -88,6 +88,8 @@ def non_negative(value: Any, call: str) -> Any:
         if isinstance(value, str | bytes):
             raise TypeError
         number = float(value)
+    except OverflowError:
+        raise ValueError(f"`{call}` needs a finite number >= 0. Got one beyond the floats.") from None
     except (TypeError, ValueError):
         # Pytree transformations rebuild modules with placeholders for leaves; only numbers can be judged.
         if isinstance(value, str | bytes | list | tuple | dict) or value is None:
