@@ -163,7 +163,8 @@ class AbstractQuadrature(AbstractActivation):
         return tuple(v.reshape(z.shape) for v in out)
 
     def _chunk(self, rule, z, y, sigma, h1, h2, r1, r2, *, gain: bool):
-        r2 = jnp.where(h1 == h2, r1, r2)  # equal sides: equal to the last digit, or z_new would not be 0 at z = 0
+        # Equal sides: equal to the last digit, or z_new would not be 0 at z = 0. Added, not replaced: derivatives stay.
+        r2 = r2 + jax.lax.stop_gradient(jnp.where(h1 == h2, r1 - r2, 0))
         cos, least = y - z, _small(z.dtype)
         inv1, inv2 = 1 / jnp.maximum(h1, least), 1 / jnp.maximum(h2, least)
         # Outside: phi(h a) of width 1/h, and phi(h' b) smeared out by sigma.
