@@ -69,18 +69,30 @@ def kernel_sup(kernel: AbstractClosedForm) -> KernelSup:
         check_far(kernel, "kernel_sup(kernel)")
     if (growth.diag if isinstance(kernel, NTK) else growth.mean) > 0:
         return KernelSup(inf, True)
-    ends = _diagonal(kernel, np.array([0.0, inf]))
     if growth.monotone:
-        return KernelSup(float(ends.max()), True)
-    # Features of the diagonal are a decade of |x| wide: a grid of 20 points a decade, then finer ones around its largest value.
+        return KernelSup(float(_diagonal(kernel, np.array([0.0, inf])).max()), True)
+    # Features of the diagonal are a decade of |x| wide: grids of 20 points a decade, then finer ones around the largest value.
     low, high = varying_decades(kernel)
-    best, grid = float(ends.max()), np.linspace(low, high, 20 * (high - low) + 1)
-    for _ in range(4):
+    best, grid = 0.0, np.zeros(GRID)
+    for start in range(low, high, 30):
+        piece = np.linspace(start, start + 30, GRID)
+        values = _diagonal(kernel, 10.0**piece)
+        if values.max() > best:
+            best, grid = float(values.max()), _around(piece, values)
+    for _ in range(3):
         values = _diagonal(kernel, 10.0**grid)
-        top = int(np.argmax(values))
-        best = max(best, float(values[top]))
-        grid = np.linspace(grid[max(top - 1, 0)], grid[min(top + 1, len(grid) - 1)], len(grid))
-    return KernelSup(best, False)
+        best, grid = max(best, float(values.max())), _around(grid, values)
+    radii = np.full(GRID, inf)
+    radii[0] = 0.0
+    return KernelSup(max(best, float(_diagonal(kernel, radii).max())), False)
+
+
+GRID = 601  # radii at once: one shape, one compilation
+
+
+def _around(grid: np.ndarray, values: np.ndarray) -> np.ndarray:
+    top = int(np.argmax(values))
+    return np.linspace(grid[max(top - 1, 0)], grid[min(top + 1, GRID - 1)], GRID)
 
 
 def varying_decades(kernel: AbstractClosedForm) -> tuple[int, int]:

@@ -220,7 +220,8 @@ def test_runs_are_folded():
     assert [type(part) for part in nl.mlp(3).folded] == [nl.Dense, nl.Activation] * 3 + [nl.Dense]
 
 
-@pytest.mark.parametrize("norm", [slow("every"), (2, 7)])
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", ["every", (2, 7)])
 def test_a_folded_network_is_the_unrolled_one(norm, monkeypatch):
     net = nl.mlp(9, layer_norm=norm, eps=0.1)
     leaves, form = jax.tree.flatten(net)

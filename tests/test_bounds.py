@@ -124,3 +124,22 @@ def test_a_kernel_without_a_closed_form_is_refused(call):
     p = nl.posterior(nl.NeuralTangentsKernel(nl.mlp(1, layer_norm="first")), X, Y)
     with pytest.raises(TypeError, match="needs a closed-form kernel"):
         call(p)
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e160, 1e300])
+def test_bounds_and_suprema_at_every_scale(scale):
+    x, y = np.random.default_rng(0).normal(size=(4, 2)), np.random.default_rng(1).normal(size=4)
+    kernel = nl.NTK(nl.mlp(1, layer_norm="first"))
+    near = nl.posterior(kernel, x, y)
+    labels = nl.posterior(kernel, x, scale * y)
+    np.testing.assert_allclose(np.array(nl.sup_norm_bound(labels)[2:]) / scale, nl.sup_norm_bound(near)[2:], rtol=1e-9)
+    np.testing.assert_allclose(nl.sup_norm(labels).value / scale, nl.sup_norm(near).value, rtol=1e-6)
+    inputs = nl.posterior(kernel, scale * x, y) if scale > 1 else near  # below the bias' scale the rows are one
+    found, bound = nl.sup_norm(inputs), nl.sup_norm_bound(inputs)
+    assert np.abs(y).max() * (1 - 1e-9) <= found.value <= bound.rkhs <= bound.spectral <= bound.dataset
+
+
+def test_the_supremum_is_found_wherever_the_weights_put_it():
+    for w_std in (1e-20, 1.0, 1e18):
+        net = nl.Network(nl.Dense(w_std=w_std, b_std=0.1), nl.Activation("gelu"), nl.LayerNorm(), nl.Dense())
+        assert nl.kernel_sup(nl.NTK(net)).value == pytest.approx(2.47723682120763, rel=1e-9)

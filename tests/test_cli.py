@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -216,6 +217,45 @@ def test_interrupted(run, monkeypatch):
     assert status == 130
     assert "nothing was written" in err
     assert os.listdir() == []
+
+
+RUNNING = """
+import sys, time
+from ntk_ln import cli, plots, report
+def draw(name, result, path):
+    path.write_bytes(b"half a report")
+    print("drawing", flush=True)
+    time.sleep(60)
+report.plots.draw = draw
+report.report_dict = lambda result: {}
+import typer
+app = typer.Typer()
+@app.callback()
+def _(): pass
+@app.command(name="check")
+def run(): report.write(None, "report")
+cli.app = app
+cli.main(["check"])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_at_once_and_leaves_nothing(number):
+    process = subprocess.Popen([sys.executable, "-c", RUNNING], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "drawing\n"
+    assert len(os.listdir()) == 1  # the folder that is being built
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 128 + number
+    assert err == "ntk-ln: stopped, nothing was written\n"
+    assert os.listdir() == []
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000 + "]" * 100_000, json.dumps([{"layer": "dense", "w_std": 10**400}])])
+def test_networks_beyond_reason_are_one_line(run, text):
+    with open("net.json", "w", encoding="utf-8") as file:
+        file.write(text)
+    bad(run, "--network", "net.json")
 
 
 def test_help(run):

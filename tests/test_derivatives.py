@@ -87,6 +87,7 @@ def test_derivatives_at_huge_and_tiny_inputs():
             assert np.isfinite(gradient(size * POINT[None], size * POINT[None])).all()
 
 
+@pytest.mark.slow
 def test_a_symmetric_grid_without_a_bias_has_finite_derivatives():
     x = np.linspace(-1, 1, 9)[:, None]
     net = nl.mlp(2, b_std=0.0, b_out=0.0)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from helpers import slow
 
 import ntk_ln as nl
 
@@ -11,7 +12,7 @@ NET = nl.mlp(1, layer_norm="first")
 EPS = np.finfo(np.float64).eps
 
 
-@pytest.mark.parametrize("schedule", [{}, {"noise": 0.3}, {"stop_time": 2.0}, {"stop_time": 2.0, "step_size": 0.1}], ids=str)
+@pytest.mark.parametrize("schedule", [{}, *map(slow, ({"noise": 0.3}, {"stop_time": 2.0})), {"stop_time": 2.0, "step_size": 0.1}])
 def test_covariance_is_that_of_the_linear_map_of_prior_draws(schedule):
     # f_t = f_0 + A (y - f_0(X)) for every draw f_0 of the prior: the covariance of a linear map, by an explicit matrix.
     e = nl.ensemble(NET, X, Y, **schedule)

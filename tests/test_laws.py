@@ -78,6 +78,7 @@ def test_without_a_norm_theorem_3_1_holds_and_no_number_is_called_a_bound(net, d
         testing.assert_bound_holds(net, x, y, noise=1.0)
 
 
+@pytest.mark.slow
 @settings(laws, max_examples=4)
 @given(net=testing.networks(layer_norm=True, activations=("erf",), max_depth=1), dataset=data)
 def test_erf_before_the_norm_has_no_bound(net, dataset):

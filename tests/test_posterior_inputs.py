@@ -151,6 +151,9 @@ X_NAN, Y_INF = np.where(X == 3, np.nan, X), np.where(Y == 2, np.inf, Y)
         (X, Y, {"noise": 0.1, "stop_time": 1.0}, ValueError, "noise or stop_time, not both"),
         (X, Y, {"step_size": 0.1}, ValueError, "needs stop_time"),
         (X, Y, {"stop_time": 1.0, "step_size": -1.0}, ValueError, "step_size=.*finite number > 0"),
+        # A part of a step would learn large eigenvalues less than small ones: the bounds rest on the opposite.
+        (X, Y, {"stop_time": 0.01, "step_size": 0.02}, ValueError, "at least one step, stop_time >= step_size"),
+        (np.ma.array(X, mask=X > 1.5), Y, {}, ValueError, "has masked entries"),
     ],
 )
 def test_refused(x, y, options, error, match):

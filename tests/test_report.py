@@ -84,11 +84,13 @@ def test_ray_of_degenerate_data(x):
     np.testing.assert_allclose(np.linalg.norm(ray.direction), 1)
 
 
+@pytest.mark.slow
 def test_steps_are_announced(result, steps):
     assert len(steps) == STEPS
     assert len(set(steps)) == STEPS
 
 
+@pytest.mark.slow
 def test_numbers_agree_with_the_library(result):
     plain, normed = result.networks
     p = nl.posterior(nl.NTK(nl.mlp(2, layer_norm="first")), result.data.x, result.data.y)
@@ -116,6 +118,7 @@ def test_far_field_directions(table_result):
         np.testing.assert_allclose(cosines.max(), 1)
 
 
+@pytest.mark.slow
 def test_json_has_the_promised_fields(result, tmp_path, quick_figures):
     report.write(result, tmp_path / "r")
     text = (tmp_path / "r" / "report.json").read_text()
@@ -205,6 +208,7 @@ def test_figures(result, table_result, tmp_path):
             assert 900 < width < 1600
 
 
+@pytest.mark.slow
 def test_figures_leave_pyplot_alone(result, tmp_path):
     import matplotlib
 
@@ -219,11 +223,13 @@ def test_number_text():
     assert {value: plots._number(value) for value in cases} == cases
 
 
+@pytest.mark.slow
 def test_page_shows_a_network_file(result):
     config = json.loads(report._network_file(result.networks[1]))
     assert nl.network_from_config(config).to_config() == result.networks[1].network.to_config()
 
 
+@pytest.mark.slow
 def test_fate(result):
     plain, normed = result.networks
     assert report.fate(plain) == "grows without end, like |x|"
@@ -244,11 +250,13 @@ def test_write_replaces_an_earlier_report(result, table_result, tmp_path, quick_
     assert stat.S_IMODE(folder.stat().st_mode) == 0o777 & ~report._umask()
 
 
+@pytest.mark.slow
 def test_write_into_an_empty_folder(result, tmp_path, quick_figures):
     report.write(result, tmp_path)
     assert {entry.name for entry in tmp_path.iterdir()} == FILES
 
 
+@pytest.mark.slow
 def test_replace_without_an_atomic_exchange(result, tmp_path, monkeypatch, quick_figures):
     report.write(result, tmp_path / "r")
     monkeypatch.setattr(report, "_exchange", lambda one, other: False)
@@ -257,6 +265,7 @@ def test_replace_without_an_atomic_exchange(result, tmp_path, monkeypatch, quick
     assert {entry.name for entry in (tmp_path / "r").iterdir()} == FILES
 
 
+@pytest.mark.slow
 def test_stopped_half_way_leaves_the_folder_as_it_was(result, tmp_path, monkeypatch, quick_figures):
     report.write(result, tmp_path / "old")
     before = (tmp_path / "old" / "report.json").stat().st_ino
@@ -275,6 +284,7 @@ def test_stopped_half_way_leaves_the_folder_as_it_was(result, tmp_path, monkeypa
     assert (tmp_path / "old" / "report.json").stat().st_ino == before
 
 
+@pytest.mark.slow
 def test_folders_that_are_refused(result, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("work")

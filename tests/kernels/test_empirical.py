@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import slow
 
 import ntk_ln as nl
 from ntk_ln._dtype import enable_x64
@@ -98,7 +99,7 @@ def test_the_sum_of_logits_is_the_mean_over_all_pairs(kind):
     assert_close(k.diag(X1), np.diagonal(wanted[SQUARE]))
 
 
-@pytest.mark.parametrize("kind", ["network", "function"])
+@pytest.mark.parametrize("kind", [slow("network"), "function"])
 def test_projections_are_unbiased_and_within_their_stated_error(kind):
     net, params, seeds, m = NETWORKS["norm"], parameters("norm"), 30, 16
     network = net if kind == "network" else net.apply
@@ -117,7 +118,7 @@ def test_projections_are_unbiased_and_within_their_stated_error(kind):
     assert_close(k(X1[:4], X1[1:4]), grams[0][:, 1:])
 
 
-@pytest.mark.parametrize("output", ["trace", "full", "sum_of_logits", "projected"])
+@pytest.mark.parametrize("output", ["trace", slow("full"), slow("sum_of_logits"), "projected"])
 def test_without_the_matrix(output):
     net, params = NETWORKS["affine"], parameters("affine")
     k = EmpiricalNTK(net, params, output=output, projections=64, block=4)
@@ -144,7 +145,7 @@ def test_without_the_matrix_of_a_function_of_shape_n():
     assert k.matvec(X1[:0], v[:0]).shape == (0,)
 
 
-@pytest.mark.parametrize("kind", ["network", "function"])
+@pytest.mark.parametrize("kind", ["network", slow("function")])
 def test_float64_sums_of_float32_gradients(kind):
     net, params = nl.mlp(1, layer_norm="first", affine=True), parameters("affine", dtype=np.float32)
     params = parameters(net, width=3, dtype=np.float32)
