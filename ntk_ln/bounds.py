@@ -203,7 +203,7 @@ def sup_norm(p: Posterior, *, seed: int = 0) -> SupNorm:
     for output in range(values.shape[1]):
         order = np.argsort(-np.abs(values[:, output]))[:STARTS]
         for start in order:
-            point, value = _climb(p, candidates[start], radius, output, np.sign(values[start, output]) or 1.0)
+            point, value = _climb(p, candidates[start], radius, output, float(values[start, output]))
             if value > best_value:
                 best, best_value = point, value
     length = float(np.linalg.norm(best[:-1]))
@@ -250,8 +250,8 @@ def _values(p: Posterior, points: np.ndarray, radius: float) -> np.ndarray:
 STEP = np.finfo(np.float64).eps ** (1 / 3)  # of central differences: truncation and rounding are both about STEP^2
 
 
-def _climb(p: Posterior, start: np.ndarray, radius: float, output: int, sign: float) -> tuple[np.ndarray, float]:
-    """The best point of one ascent of sign * f, and its value.
+def _climb(p: Posterior, start: np.ndarray, radius: float, output: int, height: float) -> tuple[np.ndarray, float]:
+    """The best point of one ascent of |f| from where f is `height`, and |f| there.
 
     All points of a gradient go through the compiled kernel at once: compiling its derivative takes longer than the ascent.
     """
@@ -263,13 +263,16 @@ def _climb(p: Posterior, start: np.ndarray, radius: float, output: int, sign: fl
         edge = point[-1] < STEP  # u >= 0: at infinity the difference is one-sided
         if edge:
             around[-1, -1] = point[-1] + 2 * STEP
-        values = -sign * _values(p, around, radius)[:, output]
+        # In units of the start: the optimiser's tolerances are those of numbers of order 1.
+        values = -_values(p, around, radius)[:, output] / height
         forward, backward = values[1 : size + 1], values[size + 1 :]
         gradient = (forward - backward) / (2 * STEP)
         if edge:
             gradient[-1] = (4 * forward[-1] - 3 * values[0] - backward[-1]) / (2 * STEP)
         return values[0], gradient
 
+    if height == 0:
+        return start, 0.0
     bounds = [(None, None)] * (size - 1) + [(0.0, None)]
     found = scipy.optimize.minimize(fun, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 60})
-    return found.x, -float(found.fun)
+    return found.x, -float(found.fun) * abs(height)

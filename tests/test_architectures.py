@@ -119,6 +119,7 @@ def test_a_skip_adds_two_kernels():
         assert_accurate(kernel(net)(X), wanted, scale=np.abs(wanted).max(), tol=8 * EPS, what="trunk + body")
 
 
+@pytest.mark.slow
 def test_only_a_norm_on_the_trunk_bounds_the_network():
     assert nl.kernel_sup(nl.NTK(INSIDE)) == nl.KernelSup(inf, True)
     bounded = nl.kernel_sup(nl.NTK(TRUNK))
@@ -388,6 +389,7 @@ def test_what_a_profile_refuses():
 # --- The standard parametrisation ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_both_parametrisations_have_one_function_and_one_ntk():
     net = nl.Network(
         dense(), nl.LayerNorm(affine=True, eps=0.1), RELU, dense(), nl.Residual(RELU, dense(0.7, 0.0)), RELU, dense(0.9)

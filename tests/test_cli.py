@@ -239,7 +239,7 @@ cli.main(["check"])
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_signal_ends_it_at_once_and_leaves_nothing(number):
     process = subprocess.Popen([sys.executable, "-c", RUNNING], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "drawing\n"

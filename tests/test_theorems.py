@@ -61,7 +61,7 @@ NORMED = [
     slow(nl.mlp(2, layer_norm="first")),
     nl.mlp(2, layer_norm="last", after_activation=True, eps=0.1, affine=True),
     slow(nl.mlp(2, activation="gelu", layer_norm="last")),
-    nl.mlp(1, activation="erf", layer_norm="first"),
+    slow(nl.mlp(1, activation="erf", layer_norm="first")),
 ]
 
 

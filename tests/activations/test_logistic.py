@@ -80,6 +80,7 @@ def reference():
     return tables
 
 
+@pytest.mark.slow
 @each
 def test_averages_against_mpmath(act, reference):
     with enable_x64(True):

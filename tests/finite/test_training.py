@@ -42,6 +42,7 @@ def test_gradient_descent_is_what_it_says():
             np.testing.assert_allclose(got.apply(X)[i], NET.apply(got.network_params(i), X)[:, 0], atol=1e-12)
 
 
+@pytest.mark.slow
 def test_adam_acts_on_the_standard_parametrisation():
     got = train(steps=5, optimizer="adam", learning_rate=0.01, dtype=np.float64)
     with enable_x64(True):
@@ -81,6 +82,7 @@ def test_the_mean_over_wide_networks_is_the_posterior_at_the_same_stop_time():
     assert (np.abs(errors.mean(axis=0)) < 4 * errors.std(axis=0, ddof=1) / 8**0.5 + 5 / 1024).all()
 
 
+@pytest.mark.slow
 def test_each_network_stops_by_itself():
     got = train(seeds=3, steps=3000, learning_rate=0.01, stop_loss=0.1)
     assert len(set(got.steps.tolist())) > 1

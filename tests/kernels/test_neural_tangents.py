@@ -75,6 +75,7 @@ def test_the_same_array_twice_has_an_exact_diagonal():
     assert relative_difference(k.diag(x), np.mean(x**2, axis=1)) < 1e-14
 
 
+@pytest.mark.slow
 def test_wraps_a_kernel_fn():
     stax = import_neural_tangents().stax
     # Not translated, since it is NaN between an input and itself; between others it checks relu_power all the same.
