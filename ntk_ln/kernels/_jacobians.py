@@ -40,9 +40,12 @@ def _jacobian(apply_fn: Callable[[Any, Any], Any], params: Any, x: Any, output: 
 
 
 def _contract(jacobian1: list[Any], jacobian2: list[Any], output: str) -> Any:
-    equation, k = ("iap,jbp->ijab", 1) if output == "full" else ("iap,jap->ij", jacobian1[0].shape[1])
-    product = partial(jnp.einsum, equation, precision=jax.lax.Precision.HIGHEST)
-    return sum(map(product, jacobian1, jacobian2)) / k
+    k = jacobian1[0].shape[1]
+    if output == "full":
+        product = partial(jnp.einsum, "iap,jbp->ijab", precision=jax.lax.Precision.HIGHEST)
+        return sum(map(product, jacobian1, jacobian2))
+    rows1, rows2 = ([leaf.reshape(len(leaf), -1) for leaf in jacobian] for jacobian in (jacobian1, jacobian2))
+    return sum(jnp.matmul(a, b.T, precision=jax.lax.Precision.HIGHEST) for a, b in zip(rows1, rows2, strict=True)) / k
 
 
 def check_outputs(apply_fn: Callable[[Any, Any], Any], params: Any, x: Any) -> int:
@@ -75,8 +78,14 @@ def jacobian_gram(apply_fn: Any, params: Any, x1: Any, x2: Any, *, output: str, 
         if not same:
             return _contract(jacobian(cut1(x1)), jacobian(cut2(x2)), output)
         if len(x1) <= most:
-            one = jacobian(x1)
-            return _contract(one, one, output)
+            # Computed once and kept: fused into the products it would be computed inside them.
+            one = jax.lax.optimization_barrier(jacobian(x1))
+            half = len(x1) // 2
+            first, second = [leaf[:half] for leaf in one], [leaf[half:] for leaf in one]
+            value = _contract(first, first, output)
+            upper = [value, jnp.zeros((half, len(x1) - half, *value.shape[2:]), value.dtype)]
+            lower = [_contract(second, first, output), _contract(second, second, output)]
+            return jnp.concatenate([jnp.concatenate(rows, axis=1) for rows in (upper, lower)])
         # Both sides by the same code: rounded differently, they would make the matrix indefinite.
         both = jax.lax.map(jacobian, jnp.stack([cut1(x1), cut2(x1)]))
         return _contract([leaf[0] for leaf in both], [leaf[1] for leaf in both], output)
