@@ -157,6 +157,7 @@ def test_a_skip_whose_body_grows_faster():
     assert nl.kernel_sup(nl.NTK(net)).value == inf
 
 
+@pytest.mark.slow
 def test_empirical_kernels_pass_through_skips():
     net = nl.Network(dense(), nl.Residual(nl.RMSNorm(affine=True), RELU, nl.Residual(RELU_FREE, dense())), RELU, dense())
     params = net.init(jax.random.key(1), in_features=3, width=6)

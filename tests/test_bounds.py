@@ -93,7 +93,8 @@ def test_early_stopping_keeps_the_chain():
     assert nl.sup_norm(p).value <= b.rkhs <= b.spectral <= b.dataset < inf
 
 
-@pytest.mark.parametrize("layer_norm", ["first", slow("last")])
+@pytest.mark.slow
+@pytest.mark.parametrize("layer_norm", ["first", "last"])
 def test_sup_norm_finds_what_a_fine_grid_finds(layer_norm):
     x, y = np.array([[-2.0], [-0.5], [1.0], [2.5]]), np.array([1.0, -2.0, 0.5, 3.0])
     p = nl.posterior(nl.NTK(nl.mlp(2, layer_norm=layer_norm)), x, y)

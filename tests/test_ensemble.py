@@ -46,6 +46,7 @@ def test_the_nngp_posterior(noise):
     np.testing.assert_allclose(np.diagonal(e.nngp_covariance(POINTS)), p.variance(POINTS), atol=64 * EPS * scale)
 
 
+@pytest.mark.slow
 def test_networks_of_width_1024_are_draws_of_it():
     net = nl.mlp(1, b_std=1.0, layer_norm="first")
     training = nl.train(net, X, Y, width=1024, seeds=60, steps=20, optimizer="gradient_descent")

@@ -46,6 +46,10 @@ class Elu(AbstractQuadrature):
     def degree(self) -> float:
         return 1
 
+    @property
+    def error(self) -> float:
+        return 1e-11  # 4.5e-12 is the most found against 28 nodes over h, h' in [1e-3, 1e6] and all angles: a slow test
+
     def __call__(self, x):
         positive = x > 0
         return jnp.where(positive, x, self.alpha * jnp.expm1(jnp.where(positive, 0, x)))

@@ -44,7 +44,7 @@ def _contract(jacobian1: list[Any], jacobian2: list[Any], output: str) -> Any:
     if output == "full":
         product = partial(jnp.einsum, "iap,jbp->ijab", precision=jax.lax.Precision.HIGHEST)
         return sum(map(product, jacobian1, jacobian2))
-    rows1, rows2 = ([leaf.reshape(len(leaf), -1) for leaf in jacobian] for jacobian in (jacobian1, jacobian2))
+    rows1, rows2 = ([leaf.reshape(len(leaf), prod(leaf.shape[1:])) for leaf in jacobian] for jacobian in (jacobian1, jacobian2))
     return sum(jnp.matmul(a, b.T, precision=jax.lax.Precision.HIGHEST) for a, b in zip(rows1, rows2, strict=True)) / k
 
 

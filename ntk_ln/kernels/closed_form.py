@@ -64,8 +64,8 @@ class AbstractClosedForm(AbstractKernel):
     def quadrature_error(self, x1: Any, x2: Any = None) -> Any:
         """An estimate of |error| of `k(x1, x2)` from numerical integration, entry by entry; 0 if every activation is closed-form.
 
-        For elu and functions of your own it is thirty times the differences from two coarser rules: an estimate. For tanh, silu
-        and softplus it adds their guaranteed relative errors, in units of sqrt(k(x,x) k(x',x')).
+        For elu and functions of your own it is thirty times the differences from two coarser rules: an estimate. For tanh, silu,
+        softplus and elu it adds their stated relative errors, in units of sqrt(k(x,x) k(x',x')).
         """
         coarse = type(self)(Network(*map(_coarser, self.network.layers)))
         coarsest = type(self)(Network(*map(_coarser, coarse.network.layers)))

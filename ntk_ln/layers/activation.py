@@ -38,7 +38,7 @@ class Activation(AbstractLayer):
         ValueError: an unknown name, or parameters it does not take; a degree the function does not have.
 
     Accuracy: closed forms to rounding; tanh, silu and softplus by a mixture of closed forms whose error is bounded
-    (`Activation("tanh").fn.error`); elu and functions by quadrature, about 1e-10, see `NTK(net).quadrature_error`.
+    (`Activation("tanh").fn.error`); elu by quadrature, to 1e-11; functions too, about 1e-10, see `NTK(net).quadrature_error`.
 
     References:
         Cho & Saul (2009), "Kernel methods for deep learning", eq. 5 (homogeneous family); Williams (1996) (erf).

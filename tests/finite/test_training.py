@@ -68,6 +68,7 @@ def test_an_optimizer_of_your_own_and_outputs():
     np.testing.assert_array_equal(own.apply(X), named.apply(X))
 
 
+@pytest.mark.slow
 def test_the_mean_over_wide_networks_is_the_posterior_at_the_same_stop_time():
     # With a large bias the kernel changes little; the start is taken out exactly by f_t - f_0.
     net = nl.mlp(1, b_std=1.0, layer_norm="first")
@@ -105,6 +106,7 @@ def test_batch_norm_keeps_the_last_statistics():
     np.testing.assert_allclose(far[:, 1] / far[:, 0], 1e3, rtol=1e-2)  # it grows as the plain network does
 
 
+@pytest.mark.slow
 def test_batch_norm_inside_a_skip():
     net = nl.Network(nl.Dense(b_std=0.1), nl.Residual(nl.BatchNorm(), nl.Activation("relu"), nl.Dense()), nl.Dense())
     got = nl.train(net, X, Y, width=16, steps=30)

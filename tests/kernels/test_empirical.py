@@ -145,7 +145,8 @@ def test_without_the_matrix_of_a_function_of_shape_n():
     assert k.matvec(X1[:0], v[:0]).shape == (0,)
 
 
-@pytest.mark.parametrize("kind", ["network", slow("function")])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["network", "function"])
 def test_float64_sums_of_float32_gradients(kind):
     net, params = nl.mlp(1, layer_norm="first", affine=True), parameters("affine", dtype=np.float32)
     params = parameters(net, width=3, dtype=np.float32)
