@@ -154,7 +154,7 @@ def train(
         identity = _identity(net, x, labels, width, seeds, optimizer, learning_rate, float(stop_loss), dtype)
         if path is not None and path.exists():
             state, losses = _checkpoint.read(path, identity, state, CALL)
-        run = jax.jit(partial(_chunk, transformation.update), donate_argnums=2)
+        run = jax.jit(partial(_chunk, transformation.update))
         data = jnp.asarray(np.asarray(x), dtype), jnp.asarray(labels, dtype)
         written = time.monotonic()
         with _shown(progress, int(steps)) as show:
