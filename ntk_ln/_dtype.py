@@ -22,6 +22,11 @@ def enable_x64(on: bool) -> AbstractContextManager[Any]:
     return _enable_x64(on)
 
 
+def precision_of(dtype: Any) -> AbstractContextManager[Any]:
+    """The scope in which JAX keeps this dtype: it narrows float64 silently unless told not to."""
+    return enable_x64(True) if dtype == np.float64 else nullcontext()
+
+
 class Inputs(NamedTuple):
     """Validated inputs: JAX arrays of one float dtype, and whether the caller gets JAX arrays back."""
 

@@ -74,7 +74,7 @@ def kernel_sup(kernel: AbstractClosedForm) -> KernelSup:
     low, high = varying_decades(kernel)
     best, grid = 0.0, np.zeros(GRID)
     for start in range(low, high, 30):
-        piece = np.linspace(start, start + 30, GRID)
+        piece = np.minimum(np.linspace(start, start + 30, GRID), 300.0)
         values = _diagonal(kernel, 10.0**piece)
         if values.max() > best:
             best, grid = float(values.max()), _around(piece, values)

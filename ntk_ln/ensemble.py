@@ -1,10 +1,10 @@
 """The ensemble of trained networks as a Gaussian process: its mean and covariance, beside the NNGP posterior's."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve
 
 from ntk_ln import _solver
 from ntk_ln._dtype import check_rows
@@ -13,7 +13,6 @@ from ntk_ln.kernels import NNGP, NTK
 from ntk_ln.network import Network
 from ntk_ln.posterior import Posterior, posterior
 
-_EPS = float(np.finfo(np.float64).eps)
 _BLOCK = 2**22  # entries of a kernel between test and training rows at once
 
 
@@ -42,8 +41,7 @@ def ensemble(
     Raises:
         TypeError, ValueError: as `posterior`.
 
-    Accuracy: as `posterior`; covariances are products of a factor with itself, so positive semi-definite to rounding
-    (tests/test_ensemble.py).
+    Accuracy: as `posterior`; covariances are positive semi-definite to the rounding that S magnifies (tests/test_ensemble.py).
 
     References:
         Lee et al. (2019), "Wide neural networks of any depth evolve as linear models", eqs. 14-16; Rasmussen, Williams (2006),
@@ -64,7 +62,7 @@ def ensemble(
     p = posterior(NTK(net), x, y, noise=noise, stop_time=stop_time, step_size=step_size)
     rows = np.asarray(p.x, np.float64)
     nngp, ntk = (np.asarray(k, np.float64) for k in p.kernel.pair(rows))
-    return Ensemble(p, nngp, _learning(p, ntk), noise)
+    return Ensemble(p, nngp, _learning(p, ntk))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -78,7 +76,6 @@ class Ensemble:
     posterior: Posterior
     _nngp: np.ndarray  # K of the training rows
     _learning: np.ndarray  # S
-    _noise: float
 
     def __repr__(self) -> str:
         return f"Ensemble({self.posterior!r})"
@@ -100,24 +97,26 @@ class Ensemble:
         """The diagonal of `covariance(x)`, (m,), without forming it."""
         return self._by_blocks(self._rows(x, "variance(x)"), self._variance)
 
-    def nngp_mean(self, x: Any) -> np.ndarray:
+    def nngp_mean(self, x: Any) -> Any:
         """The NNGP posterior's mean K(x, X) (K + noise I)^-1 y, (m,) or (m, k)."""
-        labels = np.asarray(self.posterior.y, np.float64)
-        rows = self._rows(x, "nngp_mean(x)")
-        weights = cho_solve(self._nngp_factor(), labels)
-        return self._by_blocks(rows, lambda part: self._pair(part).nngp @ weights)
+        return self._nngp_posterior.mean(x)
 
     def nngp_covariance(self, x: Any) -> np.ndarray:
         """The NNGP posterior's covariance K(x, x') - K(x, X) (K + noise I)^-1 K(X, x'), (m, m)."""
         rows = self._rows(x, "nngp_covariance(x)")
-        prior, cross = self._prior(rows), np.asarray(self._pair(rows).nngp, np.float64)
-        covariance = prior - cross @ cho_solve(self._nngp_factor(), cross.T)
+        cross = np.asarray(self._pair(rows).nngp, np.float64)
+        covariance = self._prior(rows) - cross @ self._nngp_posterior.solve(cross.T)
         return (covariance + covariance.T) / 2
+
+    @cached_property
+    def _nngp_posterior(self) -> Posterior:
+        p = self.posterior
+        return posterior(NNGP(p.kernel.network), p.x, p.y, noise=p.noise)
 
     def _variance(self, rows: np.ndarray) -> np.ndarray:
         pair = self._pair(rows)
         factor = pair.ntk @ self._learning
-        prior = _nngp_diagonal(self.posterior.kernel, rows)
+        prior = np.asarray(NNGP(self.posterior.kernel.network).diag(rows), np.float64)
         variance = prior + ((factor @ self._nngp - 2 * pair.nngp) * factor).sum(axis=1)
         # Rounding of sums of this size may leave less than nothing.
         return np.maximum(variance, 0)
@@ -132,17 +131,6 @@ class Ensemble:
     def _prior(self, rows: np.ndarray) -> np.ndarray:
         return np.asarray(self.posterior.kernel.pair(rows).nngp, np.float64)
 
-    def _nngp_factor(self) -> Any:
-        gram = self._nngp + self._noise * np.eye(len(self._nngp))
-        try:
-            return cho_factor(gram, lower=True)
-        except np.linalg.LinAlgError:
-            smallest = len(gram) * _EPS * float(np.trace(gram))
-            raise ValueError(
-                f"`ensemble(...).nngp_mean(x)`: the NNGP Gram matrix of {len(gram)} rows is singular to rounding. "
-                f"Use noise >= {_solver.rounded_up(smallest):.0e}."
-            ) from None
-
     def _rows(self, x: Any, name: str) -> np.ndarray:
         call = f"ensemble(...).{name}"
         rows = np.asarray(check_rows(concrete(x, "x", call), call), np.float64)
@@ -155,10 +143,6 @@ class Ensemble:
         size = max(1, _BLOCK // len(self._nngp))
         parts = [compute(rows[i : i + size]) for i in range(0, max(1, len(rows)), size)]
         return np.concatenate([np.asarray(part, np.float64) for part in parts])
-
-
-def _nngp_diagonal(kernel: Any, rows: np.ndarray) -> np.ndarray:
-    return np.asarray(NNGP(kernel.network).diag(rows), np.float64)
 
 
 def _learning(p: Posterior, ntk: np.ndarray) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import equinox as eqx
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ntk_ln._dtype import enable_x64, is_tracer
+from ntk_ln._dtype import is_tracer, precision_of
 from ntk_ln.activations import activation_by_name
 from ntk_ln.layers import AbstractLayer, Activation, BatchNorm, Dense, Growth, LayerNorm, Residual, RMSNorm
 from ntk_ln.layers._base import Params, Units
@@ -137,7 +137,7 @@ class Network(eqx.Module):
         dtype = jnp.result_type(float) if dtype is None else np.dtype(dtype)
         n_in, params = in_features, []
         last = len(self.layers) - 1
-        with _precision(dtype):
+        with precision_of(dtype):
             for position, (layer, layer_key) in enumerate(zip(self.layers, jax.random.split(key, last + 1), strict=True)):
                 n_out = n_in if not isinstance(layer, Dense) else out_features if position == last else width
                 params.append(layer.init(layer_key, n_in, n_out, dtype))
@@ -181,7 +181,7 @@ class Network(eqx.Module):
             raise ValueError(f"`{call}` needs one entry a layer, {len(self.layers)}. Got {len(params)}.")
         weights = next(params[i]["w"] for i, layer in enumerate(self.layers) if isinstance(layer, Dense))
         dtype, features = weights.dtype, weights.shape[0]
-        with _precision(dtype):
+        with precision_of(dtype):
             x = jnp.asarray(x, dtype)
             if x.ndim != 2 or x.shape[1] != features:
                 raise ValueError(f"`{call}` needs x of shape (n, {features}). Got shape {x.shape}.")
@@ -201,11 +201,6 @@ def _check_features(call: str, d: int) -> None:
         raise ValueError(f"`{call}`: LayerNorm on the raw input makes 0 of every row with one feature. Put a Dense before it.")
     if d == 2:
         warnings.warn(f"`{call}`: LayerNorm on the raw input makes (1, -1) or (-1, 1) of rows with two features.", stacklevel=5)
-
-
-def _precision(dtype: Any) -> Any:
-    """JAX narrows float64 silently unless told not to."""
-    return enable_x64(True) if dtype == np.float64 else nullcontext()
 
 
 LAYERS: dict[str, Callable[..., AbstractLayer]] = {

@@ -76,11 +76,6 @@ def test_equal_rows_and_outputs():
             ValueError,
             r"needs `x` of shape \(m, 2\).* Got shape \(5, 1\)\.",
         ),
-        (
-            lambda: nl.ensemble(NET, np.concatenate([X, X]), np.concatenate([Y, Y])).nngp_mean(POINTS),
-            ValueError,
-            r"is singular to rounding\. Use noise >= ",
-        ),
     ],
 )
 def test_errors(call, error, says):

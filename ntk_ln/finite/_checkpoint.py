@@ -48,5 +48,13 @@ def read(path: Path, identity: dict[str, Any], state: Any, call: str) -> tuple[A
             "Give another path, or delete the file."
         )
     leaves, structure = jax.tree.flatten(state)
-    stored = [arrays[f"leaf{i}"] for i in range(len(leaves))]
+    stored = [arrays.get(f"leaf{i}") for i in range(len(leaves))]
+    # The name of an optimizer of your own is not known: what it keeps is.
+    same = len(arrays) == len(leaves) + 2 and all(
+        new is not None and new.shape == old.shape for new, old in zip(stored, leaves, strict=True)
+    )
+    if not same:
+        raise ValueError(
+            f"`{call}`: {str(path)!r} is a checkpoint of another training: its optimizer kept other arrays. Give another path."
+        )
     return jax.tree.unflatten(structure, [jnp.asarray(new, old.dtype) for new, old in zip(stored, leaves, strict=True)]), losses

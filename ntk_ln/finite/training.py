@@ -5,7 +5,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ntk_ln._dtype import check_finite, check_rows, enable_x64
+from ntk_ln._dtype import check_finite, check_rows, precision_of
 from ntk_ln._posterior_inputs import check_labels, concrete
 from ntk_ln.finite import _checkpoint
 from ntk_ln.kernels import NTK
@@ -61,13 +61,13 @@ class Training:
         rows = check_rows(x, "training.apply(x)")
         params = self.initial if initial else self.params
         dtype = jax.tree.leaves(params)[0].dtype
-        with _precision(dtype):
+        with precision_of(dtype):
             outputs = np.asarray(_apply(self.network, params, jnp.asarray(np.asarray(rows), dtype)))
         return outputs[:, :, 0] if self._one_output else outputs
 
     def network_params(self, index: int, *, initial: bool = False) -> Any:
         """The parameters of one network, for `net.apply` and `EmpiricalNTK`."""
-        with _precision(jax.tree.leaves(self.params)[0].dtype):
+        with precision_of(jax.tree.leaves(self.params)[0].dtype):
             return jax.tree.map(lambda leaf: leaf[index], self.initial if initial else self.params)
 
 
@@ -141,7 +141,7 @@ def train(
         raise ValueError(f"`{CALL}` needs dtype float32 or float64. Got {dtype}.")
     optimizer, learning_rate = _check_optimizer(net, x, optimizer, learning_rate)
 
-    with _precision(dtype):
+    with precision_of(dtype):
         keys = jnp.stack([jax.random.key(seed) for seed in seeds])
         init = partial(net.init, in_features=x.shape[1], width=int(width), out_features=labels.shape[1], dtype=dtype)
         initial = jax.vmap(init)(keys)
@@ -344,10 +344,6 @@ def _identity(net: Network, x: Any, labels: np.ndarray, *settings: Any) -> dict[
         "stop_loss": stop_loss,
         "dtype": dtype.name,
     }
-
-
-def _precision(dtype: Any) -> Any:
-    return enable_x64(True) if dtype == np.float64 else nullcontext()
 
 
 @contextmanager

@@ -139,6 +139,10 @@ def test_training_goes_on_where_it_stopped(tmp_path):
             train(steps=300, checkpoint=path, **(settings | change))
     with pytest.raises(ValueError, match="is a checkpoint of another training: data was"):
         nl.train(NET, X, 2 * Y, width=16, steps=300, checkpoint=path, **settings)
+    other = tmp_path / "own.npz"
+    nl.train(NET, X, Y, width=16, steps=2, optimizer=optax.sgd(0.01), checkpoint=other)
+    with pytest.raises(ValueError, match="is a checkpoint of another training: its optimizer kept other arrays"):
+        nl.train(NET, X, Y, width=16, steps=4, optimizer=optax.adam(0.01), checkpoint=other)
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match="is no checkpoint of `train`"):
         train(steps=300, checkpoint=path, **settings)
