@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from math import ceil, log10
 
 import numpy as np
-from scipy.linalg import eigh
-from scipy.linalg.lapack import dpotrf, dpotrs, dtrtrs  # pyright: ignore[reportAttributeAccessIssue]
+import scipy  # its submodules load at first use: at the top they would cost a third of `import ntk_ln`
 
 from ntk_ln._triangle import mirrored, product
 from ntk_ln.spectrum import largest_eigenvalue, of_triangle
@@ -56,13 +55,13 @@ class Solution:
     def whiten(self, b: np.ndarray) -> np.ndarray:
         """W b for b of shape (n, m), where W^T W is the (pseudo-)inverse of K + noise I."""
         if self.factored:
-            return dtrtrs(self.square, b, lower=1)[0]
+            return scipy.linalg.lapack.dtrtrs(self.square, b, lower=1)[0]
         return (self.vectors.T @ b) / np.sqrt(self.values)[:, None]
 
     def solve(self, b: np.ndarray) -> np.ndarray:
         """(K + noise I)^-1 b, or the pseudo-inverse, for b of shape (n, m)."""
         if self.factored:
-            return dpotrs(self.square, b, lower=1)[0]
+            return scipy.linalg.lapack.dpotrs(self.square, b, lower=1)[0]
         return self.vectors @ ((self.vectors.T @ b) / self.values[:, None])
 
     def log_determinant(self) -> float:
@@ -90,12 +89,14 @@ def solve(gram: np.ndarray, y: np.ndarray, noise: float, eps: float) -> Solution
             f"Use noise=0 or noise >= {rounded_up(rounding):.0e}."
         )
     np.fill_diagonal(square, diagonal + noise)
-    square, info = dpotrf(square, lower=1, clean=0, overwrite_a=1)
+    square, info = scipy.linalg.lapack.dpotrf(square, lower=1, clean=0, overwrite_a=1)
     if info == 0:
         # Pivots of a singular matrix may round to positive numbers: ask for the eigenvalue.
-        smallest = noise or 1 / largest_eigenvalue(lambda v: dpotrs(square, v[:, None], lower=1)[0][:, 0], n, rtol=0.01)
+        smallest = noise or 1 / largest_eigenvalue(
+            lambda v: scipy.linalg.lapack.dpotrs(square, v[:, None], lower=1)[0][:, 0], n, rtol=0.01
+        )
         if smallest > rounding or noise:
-            alpha = dpotrs(square, y, lower=1)[0]
+            alpha = scipy.linalg.lapack.dpotrs(square, y, lower=1)[0]
             empty = np.empty((n, 0))
             return Solution(square, diagonal, alpha, eps, rounding, (largest + noise) / smallest, True, empty[0], empty)
     if noise:
@@ -154,7 +155,7 @@ def _eigh(square: np.ndarray, diagonal: np.ndarray, eps: float) -> tuple[np.ndar
             f"`posterior(kernel, x, y)` needs all eigenvalues of the Gram matrix here (it is singular to rounding, or stop_time is "
             f"given), which LAPACK does up to n={_EIGH_ROWS}. Got n={n}: use noise > 0 and no stop_time, or fewer rows."
         )
-    values, vectors = eigh(mirrored(square, diagonal), driver="evd", overwrite_a=True, check_finite=False)
+    values, vectors = scipy.linalg.eigh(mirrored(square, diagonal), driver="evd", overwrite_a=True, check_finite=False)
     rounding = n * eps * float(max(values[-1], -values[0]))
     if values[0] < -2 * rounding:
         raise _indefinite(square, diagonal, rounding)

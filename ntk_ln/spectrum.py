@@ -5,10 +5,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.linalg import eigh_tridiagonal
-from scipy.linalg.lapack import dpftrf, dpftrs, dtrttf  # pyright: ignore[reportAttributeAccessIssue]
-from scipy.sparse import issparse
-from scipy.sparse.linalg import LinearOperator
+import scipy  # its submodules load at first use: at the top they would cost a third of `import ntk_ln`
 
 from ntk_ln._triangle import largest_entry, mirrored
 
@@ -68,7 +65,7 @@ def min_eigenvalue(gram_or_operator: Any, *, entry_error: float = 0.0) -> MinEig
     """
     if not entry_error >= 0 or math.isinf(entry_error):
         raise ValueError(f"`min_eigenvalue(gram, entry_error=...)` needs a finite `entry_error` >= 0. Got {entry_error}.")
-    if isinstance(gram_or_operator, LinearOperator):
+    if isinstance(gram_or_operator, scipy.sparse.linalg.LinearOperator):
         return _of_operator(gram_or_operator, float(entry_error))
     gram = _checked(gram_or_operator, entry_error)
     # One triangle is read: a symmetric matrix within entry_error of all entries is within entry_error of this triangle.
@@ -120,10 +117,10 @@ class _Shifted:
     def passes(self, shift: float) -> bool:
         """Factors K - shift I; on success keeps factor and shift."""
         self.factor = None  # one half-size array at a time
-        packed, _ = dtrttf(self.upper, uplo="U")
+        packed, _ = scipy.linalg.lapack.dtrttf(self.upper, uplo="U")
         packed /= self.scale
         packed[self._diagonal_at] = self.diagonal - shift
-        factor, info = dpftrf(self.n, packed, uplo="U", overwrite_a=1)
+        factor, info = scipy.linalg.lapack.dpftrf(self.n, packed, uplo="U", overwrite_a=1)
         # Pivots near the smallest float would overflow in the solves.
         if info or not np.all(factor[self._diagonal_at] > 1e-100):
             return False
@@ -141,7 +138,7 @@ class _Shifted:
         return False
 
     def solve(self, b: np.ndarray) -> np.ndarray:
-        return dpftrs(self.n, self.factor, b[:, None], uplo="U")[0][:, 0]
+        return scipy.linalg.lapack.dpftrs(self.n, self.factor, b[:, None], uplo="U")[0][:, 0]
 
     def lower(self) -> float:
         """The bound that the last factorisation proves.
@@ -217,7 +214,7 @@ def _largest(
         for _ in range(2):  # twice is enough (Parlett)
             w = w - known.T @ (known @ w)
         beta[j] = np.linalg.norm(w)
-        ritz, vectors = eigh_tridiagonal(alpha[: j + 1], beta[:j])
+        ritz, vectors = scipy.linalg.eigh_tridiagonal(alpha[: j + 1], beta[:j])
         residual = beta[j] * abs(vectors[-1, -1])
         modulus = max(ritz[-1], -ritz[0])
         if stop(ritz[-1], residual, modulus) or beta[j] <= 4 * _EPS * modulus:
@@ -232,7 +229,7 @@ def largest_eigenvalue(product: Callable[[np.ndarray], np.ndarray], n: int, *, r
     return float(_largest(product, start, 100, lambda theta, residual, _: residual <= rtol * theta)[0])
 
 
-def _of_operator(operator: LinearOperator, entry_error: float) -> MinEigenvalue:
+def _of_operator(operator: Any, entry_error: float) -> MinEigenvalue:
     n = _square(operator.shape)
     dtype: np.dtype[Any] = np.dtype(operator.dtype)
     if dtype.kind not in "fiub":
@@ -260,7 +257,7 @@ def _of_operator(operator: LinearOperator, entry_error: float) -> MinEigenvalue:
 
 def _checked(matrix: Any, entry_error: float) -> np.ndarray:
     """The matrix in float64 after the checks of `min_eigenvalue`."""
-    if issparse(matrix):
+    if scipy.sparse.issparse(matrix):
         raise TypeError(
             "`min_eigenvalue(gram)` needs a dense array or an operator. Got a sparse matrix: wrap it in "
             "`scipy.sparse.linalg.aslinearoperator`."

@@ -231,6 +231,25 @@ def test_diagonal_and_symmetry_in_every_path():
     np.testing.assert_array_max_ulp(np.concatenate(blocks), k(x, x[:7]), maxulp=1)
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_fifty_points_in_one_spot(dtype):
+    x = (np.array([1.0, 2.0, 3.0]) + 1e-3 * RNG.normal(size=(50, 3))).astype(dtype)
+    gram = nl.NTK(canonical(2))(x)
+    values = np.linalg.eigvalsh(gram.astype(np.float64))
+    assert values[0] >= -50 * np.finfo(dtype).eps * values[-1]
+    assert nl.min_eigenvalue(gram).value >= -50 * np.finfo(dtype).eps * values[-1]
+
+
+def test_products_keep_all_digits():
+    x = jnp.tile(jnp.array([[1 + 2.0**-12, 1.0]], jnp.float32), (256, 10))
+    k = nl.NNGP(nl.Network(nl.Dense(w_std=2**0.5)))
+    np.testing.assert_allclose(k(x), 2.000488340854645, rtol=2**-22)
+    # Where products are rounded to fewer digits unless told otherwise, they are told.
+    products = [line for line in jax.jit(lambda x: k(x, -x)).lower(x).as_text().splitlines() if "dot_general" in line]
+    assert products
+    assert all("precision = [HIGHEST, HIGHEST]" in line for line in products)
+
+
 @pytest.mark.parametrize("c", [1e-12, 1e10, 1e15])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_without_biases_scales_come_out_squared(c, dtype):

@@ -5,7 +5,7 @@ from math import sqrt as float_sqrt
 
 import jax
 import jax.numpy as jnp
-from scipy.special import expit
+import scipy
 
 from ntk_ln._numerics import clipped, divide, sqrt
 from ntk_ln.activations import _logistic as logistic
@@ -46,7 +46,7 @@ class Silu(AbstractActivation):
         return jax.nn.silu(x)
 
     def second_moment(self) -> float:
-        return logistic.gaussian_mean(lambda w: (w * expit(w)) ** 2)
+        return logistic.gaussian_mean(lambda w: (w * scipy.special.expit(w)) ** 2)
 
     def moments(self, side):
         a, _, alpha, beta = logistic.points(side, 1.0)

@@ -1,10 +1,11 @@
 """sin and cos, in closed form."""
 
+from functools import cache
 from math import exp
 
 import jax
 import jax.numpy as jnp
-from scipy.special import bernoulli, factorial
+import scipy
 
 from ntk_ln._numerics import clipped, divide, sqrt
 from ntk_ln.activations._base import AbstractActivation, Dual
@@ -219,8 +220,11 @@ def _cos_apart(s1, s2, ratio):
     return (first + second) / ((2 - _rise(s1, s1)) * (2 - _rise(s2, s2)) * (1 + ratio))
 
 
-# log(sinh(x)/x) = sum_n of these times x^(2n), for |x| < pi: at x < 0.7 the twelfth is below 1e-17.
-_LOG_SINH = [float(4.0**n * bernoulli(2 * n)[-1] / (2 * n * factorial(2 * n))) for n in range(1, 12)]
+@cache
+def _log_sinh() -> list[float]:
+    """Coefficients of log(sinh(x)/x) in x^(2n), for |x| < pi: at x < 0.7 the twelfth term is below 1e-17."""
+    bernoulli, factorial = scipy.special.bernoulli, scipy.special.factorial
+    return [float(4.0**n * bernoulli(2 * n)[-1] / (2 * n * factorial(2 * n))) for n in range(1, 12)]
 
 
 def _sin_apart(s1, s2, ratio):
@@ -232,7 +236,7 @@ def _sin_apart(s1, s2, ratio):
     n1, n2 = _cap(s1, 1), _cap(s2, 1)
     x1, x2 = n1 * n1, n2 * n2
     power, chain, total = 1.0, 1.0, 0.0  # x2^(n-1), (x1^n - x2^n)/(x1 - x2)
-    for coefficient in _LOG_SINH:
+    for coefficient in _log_sinh():
         total = total + coefficient * chain * chain
         power = power * x2
         chain = x1 * chain + power

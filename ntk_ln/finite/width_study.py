@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from scipy.special import stdtrit
+import scipy
 
 from ntk_ln._dtype import check_rows
 from ntk_ln.ensemble import ensemble
@@ -222,7 +222,7 @@ def width_study(
 def interval(values: np.ndarray) -> Estimate:
     """The mean over seeds and its 95% interval (Student's t)."""
     mean = float(values.mean())
-    half = float(stdtrit(len(values) - 1, 0.975) * values.std(ddof=1) / len(values) ** 0.5)
+    half = float(scipy.special.stdtrit(len(values) - 1, 0.975) * values.std(ddof=1) / len(values) ** 0.5)
     return Estimate(mean, mean - half, mean + half)
 
 

@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.sparse.linalg import LinearOperator
+import scipy  # its submodules load at first use: at the top they would cost a third of `import ntk_ln`
 
 from ntk_ln._dtype import Inputs, check_rows, computing, enable_x64, is_tracer, same_rows
 from ntk_ln.kernels import _jacobians, _layerwise
@@ -199,7 +199,7 @@ class EmpiricalNTK(AbstractKernel):
                 product = _jacobians.product(self._function, params, x1, columns, output=self.output, block=self.block)
             return inputs.give_back(product.reshape(v.shape))
 
-    def operator(self, x: Any) -> LinearOperator:
+    def operator(self, x: Any) -> "scipy.sparse.linalg.LinearOperator":
         """k(x) as a `scipy.sparse.linalg.LinearOperator` of `matvec`, for `min_eigenvalue` and SciPy's solvers.
 
         >>> import numpy as np
@@ -217,7 +217,7 @@ class EmpiricalNTK(AbstractKernel):
             columns = np.asarray(v).reshape(*shape, -1)
             return np.asarray(self.matvec(x, columns), np.float64).reshape(n, -1)
 
-        return LinearOperator((n, n), matvec=product, rmatvec=product, matmat=product, dtype=self._own_dtype)  # pyright: ignore[reportCallIssue]
+        return scipy.sparse.linalg.LinearOperator((n, n), matvec=product, rmatvec=product, matmat=product, dtype=self._own_dtype)  # pyright: ignore[reportCallIssue]
 
     @property
     def _own_dtype(self) -> Any:
