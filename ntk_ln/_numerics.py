@@ -55,10 +55,17 @@ def atan2_ratio(x, k):
 
 
 def split(a1, b1, a2, b2):
-    """(1 - a1 a2 - b1 b2)/2 for points (a, b) on the unit circle: exactly 0 for equal points, never negative."""
-    # a1 (b2 - b1) - b1 (a2 - a1) = a1 b2 - a2 b1, and the left side is exactly 0 for equal points, fused or not.
-    cross = a1 * (b2 - b1) - b1 * (a2 - a1)
-    return cross * cross / (2 * (1 + a1 * a2 + b1 * b2))
+    """(1 - a1 a2 - b1 b2)/2 for points (a, b) on the unit circle, a >= 0: exactly 0 for equal points, never negative."""
+    # The squared sine of half the angle between them, from half the angle of each: no quotient of a pair.
+    (c1, s1), (c2, s2) = _half_point(a1, b1), _half_point(a2, b2)
+    # s1 c2 - c1 s2, exactly 0 for equal points, fused or not.
+    cross = c1 * (s2 - s1) - s1 * (c2 - c1)
+    return cross * cross
+
+
+def _half_point(a, b):
+    c = jnp.sqrt((1 + a) / 2)
+    return c, b / (2 * c)
 
 
 def times(x, constant: float):
@@ -160,10 +167,14 @@ _ASIN_RATIO = (
 
 
 def asin_ratio(m):
-    t, value = 4 * m - 1, _ASIN_RATIO[-1]
-    for coefficient in reversed(_ASIN_RATIO[:-1]):
-        value = coefficient + t * value
-    return value
+    terms = _ASIN_RATIO if m.dtype == jnp.float64 else _ASIN_RATIO[:13]
+    t = 4 * m - 1
+    # Pairs of pairs (Estrin): in a row, each step would wait for the one before.
+    while len(terms) > 1:
+        whole = len(terms) // 2 * 2
+        terms = [low + t * high for low, high in zip(terms[:whole:2], terms[1:whole:2], strict=True)] + list(terms[whole:])
+        t = t * t
+    return terms[0]
 
 
 J_AT_ZERO = (pi, pi, 3 * pi, 15 * pi)

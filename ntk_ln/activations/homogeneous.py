@@ -90,7 +90,10 @@ class Homogeneous(AbstractActivation):
         top = 1.0 if n is None else J_AT_ZERO[n]
         j, jc, d, dc = fractional.arc_cosine(self.n, z, y) if n is None else arc_cosine(n, z, y)
         # 1 - ratio as a sum of non-negative terms, whichever the sign of rho; for rho < 0 so is 1 + ratio.
-        if rho <= 0:
+        if rho == 0:
+            z_new = d / (2 * top)
+            y_new = 1 - z_new
+        elif rho < 0:
             z_new = (d - rho * jc) / (2 * top)
             y_new = ((1 + rho) * (top + j) - rho * (dc + j)) / (2 * top)
         else:
@@ -103,9 +106,9 @@ class Homogeneous(AbstractActivation):
             return Dual(z_new, y_new, jnp.zeros_like(z))
         if n is None:
             j, jc = fractional.slopes(self.n, z, y)
-            return Dual(z_new, y_new, j - rho * jc)
+            return Dual(z_new, y_new, j - rho * jc if rho else j)
         j, jc, _, _ = arc_cosine(n - 1, z, y)
-        return Dual(z_new, y_new, (n**2 / top) * (j - rho * jc))
+        return Dual(z_new, y_new, (n**2 / top) * (j - rho * jc if rho else j))
 
     def gain_dual(self, z, y, side, pair):
         dual = self.dual(z, y, side, pair)  # Euler: a phi'(a) = n phi(a)
