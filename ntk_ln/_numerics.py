@@ -4,7 +4,7 @@ Angles are carried as z = (1 - cos)/2 and y = (1 + cos)/2, so that both ends kee
 derivative of its formula off the singular point and the symmetric value (0) on it.
 """
 
-from functools import partial
+from functools import partial, reduce
 from math import pi
 
 import jax
@@ -98,42 +98,72 @@ def unit_rows(a):
 
 
 NEAR = 1e-4  # below this z a product of unit vectors has lost too many digits: eps/sqrt(z) > 100 eps in the angle
+HALVES = -1
 FEW = 16  # up to this many columns differences cost no more than a product
 
 
-def half_angles(a, split: int, inputs):
+def half_angles(a, split: int, inputs, product=None):
     """z = |a - a'|^2/4 and y = |a + a'|^2/4 between unit rows, each to a few eps in the angle.
 
-    Between the first `split` rows and the others, or with split = 0 among all, each then exactly at angle 0 to itself.
-    Well-apart pairs come from one matrix product at the highest precision, close and antipodal pairs from differences. Equal
-    rows of `inputs`, from which a was computed, are at angle 0 too: fused arithmetic may round them differently.
+    Between the first `split` rows and the others, with split = 0 among all, with `HALVES` of the first half to the second, one by
+    one. Well-apart pairs come from one matrix product at the highest precision, close and antipodal pairs from differences; where
+    the `product` is given all come from it, and those that `is_near` names are for the caller to mend. Equal rows of `inputs`,
+    from which a was computed, are at angle 0 exactly: fused arithmetic may round them differently. So is each row to itself.
     """
+    if split == HALVES:
+        (a1, a2), (in1, in2) = jnp.split(a, 2), jnp.split(inputs, 2)
+        return _without_equals(*complement(*_by_differences(a1, a2)), in1, in2)
     a1, a2, in1, in2 = a[: split or None], a[split:], inputs[: split or None], inputs[split:]
     diagonal = jnp.eye(len(a), dtype=bool) if split == 0 else jnp.zeros((len(a1), 1), dtype=bool)
 
     def exact(a1, in1):
-        z, y = complement(*_by_differences(a1, a2[None, :, :]))
-        # Taken away rather than replaced: the derivatives stay.
-        off = jax.lax.stop_gradient(jnp.where(jnp.all(in1 == in2[None, :, :], axis=-1), z, 0))
-        return z - off, y + off
+        columns = [_columns(v1, v2) for v1, v2 in ((a1, a2), (in1, in2))]
+        return _without_equals(*complement(*_by_differences(*columns[0])), *columns[1])
 
+    if product is not None:
+        return complement((1 - product) / 2, (1 + product) / 2)
     if a.shape[1] <= FEW:
-        return exact(a1[:, None, :], in1[:, None, :])
+        return exact(a1, in1)
     cos = jnp.matmul(a1, a2.T, precision=jax.lax.Precision.HIGHEST)
     z, y = complement((1 - cos) / 2, (1 + cos) / 2)
-    near = jnp.any((jnp.minimum(z, y) < NEAR) & ~diagonal, axis=1)
+    near = jnp.any(is_near(cos) & ~diagonal, axis=1)
 
     def row(args):
         a1, in1, z, y, near = args
-        return jax.lax.cond(near, lambda: tuple(v[0] for v in exact(a1[None, None], in1[None, None])), lambda: (z, y))
+        return jax.lax.cond(near, lambda: tuple(v[0] for v in exact(a1[None], in1[None])), lambda: (z, y))
 
     z, y = jax.lax.map(row, (a1, in1, z, y, near))
     return jnp.where(diagonal, 0, z), jnp.where(diagonal, 1, y)
 
 
+def is_near(cos):
+    """Whether a product of unit vectors has lost too many digits of the angle between them."""
+    return abs(cos) > 1 - 2 * NEAR
+
+
+def _columns(a1, a2):
+    """The columns of both sides, last axis last, as they broadcast over the pairs."""
+    return a1[:, None, :], a2[None, :, :]
+
+
+def _without_equals(z, y, in1, in2):
+    # Taken away rather than replaced: the derivatives stay.
+    off = jax.lax.stop_gradient(jnp.where(_over_columns(jnp.logical_and, lambda v1, v2: v1 == v2, in1, in2), z, 0))
+    return z - off, y + off
+
+
 def _by_differences(a1, a2):
-    minus, plus = a1 - a2, a1 + a2
-    return jnp.sum(minus * minus, axis=-1) / 4, jnp.sum(plus * plus, axis=-1) / 4
+    minus = _over_columns(jnp.add, lambda v1, v2: (v1 - v2) * (v1 - v2), a1, a2)
+    plus = _over_columns(jnp.add, lambda v1, v2: (v1 + v2) * (v1 + v2), a1, a2)
+    return minus / 4, plus / 4
+
+
+def _over_columns(join, term, v1, v2):
+    """join over the last axis of term(v1, v2): column by column where there are few, which runs in vectors of pairs."""
+    if v1.shape[-1] <= FEW:
+        return reduce(join, (term(v1[..., k], v2[..., k]) for k in range(v1.shape[-1])))
+    values = term(v1, v2)
+    return jnp.all(values, axis=-1) if values.dtype == bool else jnp.sum(values, axis=-1)
 
 
 # --- arc-cosine kernels (Cho & Saul 2009): E[max(a,0)^n max(b,0)^n] = J_n(theta)/(2 pi) ---------------------------------

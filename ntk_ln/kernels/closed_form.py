@@ -11,7 +11,9 @@ from jaxtyping import Array, Float
 
 from ntk_ln._dtype import computing, is_tracer, same_rows
 from ntk_ln._numerics import complement, divide, hypot
+from ntk_ln.kernels import gram
 from ntk_ln.kernels._base import AbstractKernel, KernelPair
+from ntk_ln.kernels._pass import coordinates, in_dtype, kernels, read_out
 from ntk_ln.layers import AbstractLayer, Activation, Dense, Growth, Inputs, Pairing, Residual, Side, State
 from ntk_ln.layers._repeat import fold, through
 from ntk_ln.layers._state import power_of
@@ -52,6 +54,10 @@ class AbstractClosedForm(AbstractKernel):
                 empty = jnp.zeros((len(inputs.x1), len(inputs.x1 if inputs.x2 is None else inputs.x2)), inputs.x1.dtype)
                 return inputs.give_back(select(KernelPair(empty, empty)))
             same = inputs.x2 is None or same_rows(inputs.x1, inputs.x2)
+            if gram.serves(inputs.x1, inputs.x1 if same else inputs.x2, self):
+                host = np.asarray(inputs.x1), None if same else np.asarray(inputs.x2)
+                result = gram.gram(select, self.network, *host, call)
+                return jax.tree.map(jnp.asarray, result) if inputs.is_jax else result
             result = _gram(select, self.network.folded, inputs.x1, None if same else inputs.x2)
             return inputs.give_back(jax.tree.map(_mirrored, result) if same else result)
 
@@ -177,29 +183,10 @@ def _both(pair: KernelPair) -> KernelPair:
     return pair
 
 
-def _coordinates(x):
-    """x = v/u with |v_i| < 8 and u <= 1, a power of two: it scales without rounding."""
-    # The kernel depends on v/u alone, so the choice of u carries no derivative.
-    exponent = jnp.frexp(jnp.max(jnp.abs(jax.lax.stop_gradient(x)), axis=1))[1] - 1
-    u = jnp.ldexp(jnp.ones_like(x[:, 0]), -jnp.clip(exponent, 0, jnp.finfo(x.dtype).maxexp - 3))
-    return x * u[:, None], u
-
-
-def _read_out(state: State, f1, f2) -> KernelPair:
-    # One factor at a time: their product may over- or underflow where the result does not.
-    return KernelPair(f1 * (state.cos * f2), f1 * (state.tangent * f2))
-
-
-def _in_dtype(layers, x):
-    # Numbers stay as they were given until they meet the inputs.
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf, x.dtype), layers)
-
-
 @partial(jax.jit, static_argnums=0)
 def _gram(select, layers, x1, x2):
     x, pair = (x1, Pairing(0)) if x2 is None else (jnp.concatenate([x1, x2]), Pairing(len(x1)))
-    state = through(_in_dtype(layers, x), Inputs(*_coordinates(x), pair))
-    return select(_read_out(state, *pair(state.side.scale / state.side.unit)))
+    return select(kernels(layers, x, pair))
 
 
 @jax.jit
@@ -211,25 +198,23 @@ def _mirrored(k):
 
 @partial(jax.jit, static_argnums=0)
 def _diagonal(select, layers, x):
-    pair = Pairing(None)
-    state = through(_in_dtype(layers, x), Inputs(*_coordinates(x), pair))
-    return select(_read_out(state, *pair(state.side.scale / state.side.unit)))
+    return select(kernels(layers, x, Pairing(None)))
 
 
 @partial(jax.jit, static_argnums=(0, 5))
 def _homogeneous(select, layers, v, u, x2, power):
-    v2, u2 = _coordinates(x2)
+    v2, u2 = coordinates(x2)
     u2 = power_of(u2, 1 / power)
     pair = Pairing(len(v))
-    state = through(_in_dtype(layers, v), Inputs(jnp.concatenate([v, v2]), jnp.concatenate([u, u2]), pair, power))
+    state = through(in_dtype(layers, v), Inputs(jnp.concatenate([v, v2]), jnp.concatenate([u, u2]), pair, power))
     (f1, f2), (_, e2) = pair(state.side.scale), pair(state.side.unit)
-    return select(_read_out(state, f1, f2 / e2))
+    return select(read_out(state.cos, state.tangent, f1, f2 / e2))
 
 
 @partial(jax.jit, static_argnums=0)
 def _homogeneous_diagonal(select, layers, v, u):
-    state = through(_in_dtype(layers, v), Inputs(v, u, Pairing(None)))
-    return select(_read_out(state, state.side.scale, state.side.scale))
+    state = through(in_dtype(layers, v), Inputs(v, u, Pairing(None)))
+    return select(read_out(state.cos, state.tangent, state.side.scale, state.side.scale))
 
 
 def _coarser(layer: AbstractLayer) -> AbstractLayer:
@@ -248,7 +233,7 @@ def _errors(layers: Sequence[AbstractLayer]) -> Iterator[float]:
 
 @partial(jax.jit, static_argnums=0)
 def _profile(select, first, rest, rho, radius):
-    first, rest = _in_dtype((first, rest), rho)
+    first, rest = in_dtype((first, rest), rho)
     ones = jnp.ones_like(rho)
     weight, bias = first.w_std * radius, first.b_std * ones
     scale = hypot(weight * ones, bias)
@@ -256,4 +241,4 @@ def _profile(select, first, rest, rho, radius):
     z, y = complement(a * a * (1 - rho) / 2, a * a * (1 + rho) / 2 + b * b)
     state = State(Side(scale, ones), ones, Pairing(None), z, y, y - z, 1.0)
     state = through(rest, state)
-    return select(_read_out(state, state.side.scale, state.side.scale))
+    return select(read_out(state.cos, state.tangent, state.side.scale, state.side.scale))

@@ -1,7 +1,7 @@
 """Layers: each file shows a layer's finite form beside its infinite-width rule."""
 
 from ntk_ln.layers._base import AbstractLayer
-from ntk_ln.layers._state import Growth, Inputs, Pairing, Side, State
+from ntk_ln.layers._state import First, Growth, Inputs, Pairing, Side, State
 from ntk_ln.layers.activation import Activation
 from ntk_ln.layers.batch_norm import BatchNorm
 from ntk_ln.layers.dense import Dense
@@ -14,6 +14,7 @@ __all__ = [
     "Activation",
     "BatchNorm",
     "Dense",
+    "First",
     "Growth",
     "Inputs",
     "LayerNorm",

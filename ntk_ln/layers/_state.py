@@ -16,7 +16,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ntk_ln._numerics import divide, half_angles, hypot, unit_rows
+from ntk_ln._numerics import HALVES, divide, half_angles, hypot, unit_rows
 from ntk_ln._numerics import power as fractional_power
 
 
@@ -100,7 +100,10 @@ class Side(NamedTuple):
 
 
 class Pairing(eqx.Module):
-    """Which inputs meet: with `split` None each itself, with 0 all of them all, with k > 0 the first k the others."""
+    """Which inputs meet: with `split` None each itself, with 0 all of them all, with k > 0 the first k the others.
+
+    With `HALVES` the first half meets the second, one by one.
+    """
 
     split: int | None = eqx.field(static=True)
 
@@ -108,6 +111,8 @@ class Pairing(eqx.Module):
         """Both sides of a quantity of the inputs, as they broadcast over the pairs."""
         if self.split is None or a.ndim == 0:
             return a, a
+        if self.split == HALVES:
+            return a[: len(a) // 2], a[len(a) // 2 :]
         return a[: self.split or None, None], a[None, self.split :]
 
 
@@ -149,15 +154,31 @@ class Inputs(eqx.Module):
     def unit(self):
         return power_of(self.u, self.power)
 
-    def dense(self, w_std, b_std) -> State:
-        """The state after the first Dense: angles between the augmented rows (w_std v/sqrt d, b_std e).
-
-        Taking them from the augmented vectors keeps a zero input smooth when there is a bias.
-        """
+    def first(self, w_std, b_std) -> "First":
+        """What the first Dense makes of the rows: (w_std v/sqrt d, b_std e), as unit rows and their lengths."""
         weight, unit = w_std / float_sqrt(self.v.shape[1]), self.unit
         rows, scale = unit_rows(jnp.concatenate([self.v * weight, (b_std * unit)[:, None]], axis=1))
-        if self.pair.split is None:
-            z, y = jnp.zeros_like(scale), jnp.ones_like(scale)
+        given = jnp.concatenate([self.v, self.u[:, None]], axis=1)
+        return First(rows, given, Side(scale, unit), self.u, self.power)
+
+    def dense(self, w_std, b_std) -> State:
+        """The state after the first Dense."""
+        return self.first(w_std, b_std).state(self.pair)
+
+
+class First(eqx.Module):
+    """Inputs as the first Dense sees them: angles between the augmented rows keep a zero input smooth when there is a bias."""
+
+    rows: Float[Array, "n k"]
+    given: Float[Array, "n k"]  # what the rows were computed from
+    side: Side
+    u: Float[Array, " n"]
+    power: float = eqx.field(static=True)
+
+    def state(self, pair: Pairing, product: Float[Array, "n1 n2"] | None = None) -> State:
+        """The state of these pairs; `product` of the unit rows, where it is known, see `half_angles`."""
+        if pair.split is None:
+            z, y = jnp.zeros_like(self.side.scale), jnp.ones_like(self.side.scale)
         else:
-            z, y = half_angles(rows, self.pair.split, jnp.concatenate([self.v, self.u[:, None]], axis=1))
-        return State(Side(scale, unit), self.u, self.pair, z, y, y - z, self.power)
+            z, y = half_angles(self.rows, pair.split, self.given, product)
+        return State(self.side, self.u, pair, z, y, y - z, self.power)
