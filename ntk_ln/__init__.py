@@ -6,7 +6,19 @@ from ntk_ln.bounds import KernelSup, SupNorm, SupNormBound, kernel_sup, sup_norm
 from ntk_ln.ensemble import Ensemble, ensemble
 from ntk_ln.far_field import FarField, far_field
 from ntk_ln.finite import Training, WidthStudy, check_proposition_3_4, train, width_study
-from ntk_ln.kernels import NNGP, NTK, AbstractKernel, EmpiricalNTK, KernelPair, NeuralTangentsKernel, from_equinox, from_nnx
+from ntk_ln.kernels import (
+    NNGP,
+    NTK,
+    AbstractKernel,
+    EmpiricalNTK,
+    KernelPair,
+    NeuralTangentsKernel,
+    StoredGram,
+    from_equinox,
+    from_nnx,
+    open_gram,
+    stream_gram,
+)
 from ntk_ln.layers import AbstractLayer, Activation, BatchNorm, Dense, LayerNorm, Residual, RMSNorm
 from ntk_ln.network import Network, mlp, network_from_config, paper_mlp
 from ntk_ln.parametrisation import Standard, from_standard, to_standard
@@ -36,6 +48,7 @@ __all__ = [
     "RMSNorm",
     "Residual",
     "Standard",
+    "StoredGram",
     "SupNorm",
     "SupNormBound",
     "TheoremCheck",
@@ -57,8 +70,10 @@ __all__ = [
     "min_eigenvalue",
     "mlp",
     "network_from_config",
+    "open_gram",
     "paper_mlp",
     "posterior",
+    "stream_gram",
     "sup_norm",
     "sup_norm_bound",
     "to_standard",

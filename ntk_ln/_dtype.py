@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.sharding import NamedSharding, PartitionSpec
 
 if hasattr(jax, "enable_x64"):
     _enable_x64: Any = jax.enable_x64
@@ -45,20 +46,33 @@ def is_tracer(value: Any) -> bool:
     return isinstance(value, Tracer)
 
 
+def to_host(x: Any) -> np.ndarray:
+    """The whole array as NumPy, on every process, however it is sharded."""
+    if isinstance(x, jax.Array) and not x.is_fully_addressable and isinstance(x.sharding, NamedSharding):
+        x = jax.jit(lambda a: a, out_shardings=NamedSharding(x.sharding.mesh, PartitionSpec()))(x)
+    return np.asarray(x)
+
+
+def sharding_of(x: Any) -> NamedSharding | None:
+    """How the rows of x are sharded over several devices; None if they are not."""
+    if is_tracer(x) or not isinstance(x, jax.Array) or not isinstance(x.sharding, NamedSharding):
+        return None
+    sharded = len(x.sharding.device_set) > 1 and len(x.sharding.spec) and x.sharding.spec[0] is not None
+    return x.sharding if sharded else None
+
+
 def same_rows(x1: Any, x2: Any) -> bool:
     """Whether two inputs are the same rows: their Gram is then computed as one, exactly symmetric."""
     if x1 is x2:
         return True
     if is_tracer(x1) or is_tracer(x2) or x1.shape != x2.shape:
         return False
-    return bool(np.array_equal(np.asarray(x1), np.asarray(x2)))
+    return bool(np.array_equal(to_host(x1), to_host(x2)))
 
 
 def check_rows(x: Any, call: str, name: str = "x") -> Any:
     """An array of shape (n, d), d >= 1, finite; NumPy unless it already is a JAX array."""
-    if np.ma.is_masked(x):
-        raise ValueError(f"`{call}` needs numbers everywhere. `{name}` has masked entries: drop or fill those rows.")
-    array = x if isinstance(x, jax.Array) else _to_numpy(x, call, name)
+    array = check_numbers(x, call, name)
     if array.ndim != 2:
         hint = f" One feature: `{name}[:, None]`; one point: `{name}[None, :]`." if array.ndim == 1 else ""
         raise ValueError(f"`{call}` needs `{name}` of shape (n, d), one row per point. Got shape {array.shape}.{hint}")
@@ -68,11 +82,26 @@ def check_rows(x: Any, call: str, name: str = "x") -> Any:
     return array
 
 
+def check_numbers(x: Any, call: str, name: str) -> Any:
+    """An array of real numbers, none of them masked; NumPy unless it already is a JAX array."""
+    check_unmasked(x, call, name)
+    if not isinstance(x, jax.Array):
+        return _to_numpy(x, call, name)
+    if jnp.iscomplexobj(x):
+        raise TypeError(f"`{call}` needs real numbers as `{name}`. Got dtype {x.dtype}.")
+    return x
+
+
+def check_unmasked(x: Any, call: str, name: str) -> None:
+    if np.ma.is_masked(x):
+        raise ValueError(f"`{call}` needs numbers everywhere. `{name}` has masked entries: drop or fill those rows.")
+
+
 def check_finite(array: Any, call: str, name: str) -> None:
     """Raises on NaN or infinity, naming the first row; traced values cannot be looked at."""
     if is_tracer(array):
         return
-    host = np.asarray(array)
+    host = to_host(array)
     if host.dtype.kind not in "fiub":  # bfloat16 and other extension floats
         host = host.astype(np.float32)
     bad = ~np.isfinite(host)

@@ -6,14 +6,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
-from ntk_ln._dtype import check_finite, check_rows, is_tracer
+from ntk_ln._dtype import check_finite, check_rows, check_unmasked, is_tracer, precision_of, to_host
 from ntk_ln._solver import rounded_up
 from ntk_ln.kernels import AbstractKernel
+from ntk_ln.kernels.store import StoredGram
 from ntk_ln.network import Network
 
 CALL = "posterior(kernel, x, y)"
 _EPS = float(np.finfo(np.float64).eps)
+_BLOCK = 2**22  # kernel entries at once
 
 
 def check_kernel(kernel: Any, call: str = CALL) -> None:
@@ -44,6 +47,7 @@ def check_training(x: Any, y: Any) -> tuple[Any, Any, np.ndarray]:
 
 def check_labels(y: Any, x: Any, call: str) -> Any:
     """y as an array of shape (n,) or (n, k), k >= 1; NumPy unless it already is a JAX array."""
+    check_unmasked(y, call, "y")
     if not isinstance(y, jax.Array):
         try:
             y = np.asarray(y)
@@ -91,6 +95,70 @@ def check_schedule(noise: Any, stop_time: Any, step_size: Any) -> tuple[float, f
             f"stop_time={numbers['stop_time']}, step_size={numbers['step_size']}."
         )
     return numbers["noise"], numbers.get("stop_time"), numbers.get("step_size")
+
+
+def check_solver(solver: str, noise: float, stop_time: float | None, gram: StoredGram | None, x: Any, tolerance: float) -> None:
+    """Refuses what conjugate gradients cannot do."""
+    if solver not in ("cholesky", "cg"):
+        raise ValueError(f'`posterior(..., solver=...)` knows "cholesky" and "cg". Got {solver!r}.')
+    if solver == "cg" and (noise == 0 or stop_time is not None):
+        raise ValueError(
+            f'`posterior(..., solver="cg")` needs noise > 0 and no stop_time: conjugate gradients need a well-conditioned matrix. '
+            f"Got noise={noise}, stop_time={stop_time}."
+        )
+    if not 1e-15 < tolerance < 1:
+        raise ValueError(f"`posterior(..., tolerance=...)` needs a number between 1e-15 and 1. Got {tolerance!r}.")
+    if gram is None:
+        return
+    if solver != "cg":
+        raise ValueError('`posterior(..., gram=...)` needs solver="cg": the other one keeps K in memory.')
+    if not isinstance(gram, StoredGram):
+        raise TypeError(f"`posterior(..., gram=...)` needs what `stream_gram` or `open_gram` gives. Got {type(gram).__name__}.")
+    if not np.array_equal(gram.x, to_host(x)):
+        raise ValueError("`posterior(kernel, x, y, gram=...)` needs the x that `gram` was computed from. Got another.")
+
+
+def sharded_products(kernel: Any, x: jax.Array, sharding: NamedSharding) -> tuple[Any, Any, np.ndarray, float]:
+    """As `products`, of rows sharded over devices: each keeps its rows of k(x)."""
+    with precision_of(x.dtype):
+        gram = kernel(x)
+        whole = NamedSharding(sharding.mesh, PartitionSpec())
+        multiply = jax.jit(lambda k, b: jnp.matmul(k, b, precision=jax.lax.Precision.HIGHEST), out_shardings=whole)
+        take = jax.jit(lambda k, i: k[:, i], out_shardings=whole)
+        diagonal = np.asarray(to_host(kernel.diag(x)), np.float64)
+
+    def product(b: np.ndarray) -> np.ndarray:
+        with precision_of(x.dtype):
+            return np.asarray(multiply(gram, jnp.asarray(b, x.dtype)), np.float64)
+
+    def column(i: int) -> np.ndarray:
+        with precision_of(x.dtype):
+            return np.asarray(take(gram, i), np.float64)
+
+    return product, column, diagonal, float(jnp.finfo(x.dtype).eps)
+
+
+def products(kernel: Any, x: np.ndarray, gram: StoredGram | None) -> tuple[Any, Any, np.ndarray, float]:
+    """Products with k(x), its columns and diagonal, and the eps of their precision."""
+    eps = float(np.finfo(x.dtype).eps)
+    diagonal = np.asarray(kernel.diag(x), np.float64)
+
+    def column(i: int) -> np.ndarray:
+        return np.asarray(kernel(x, x[i : i + 1]), np.float64)[:, 0]
+
+    if gram is not None:
+        same = np.allclose(gram.diag(), diagonal, rtol=1e-4, atol=0)
+        if not same:
+            raise ValueError(f"`{CALL}` needs the kernel that `gram` was computed with. Its diagonal differs.")
+        return gram.__matmul__, column, diagonal, eps
+    if hasattr(kernel, "matvec"):
+        return lambda b: np.asarray(kernel.matvec(x, b), np.float64), column, diagonal, eps
+    rows = max(1, _BLOCK // len(x))
+
+    def product(b: np.ndarray) -> np.ndarray:
+        return np.concatenate([np.asarray(kernel(x[i : i + rows], x), np.float64) @ b for i in range(0, len(x), rows)])
+
+    return product, column, diagonal, eps
 
 
 def merge_equal_rows(kernel: Any, x: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

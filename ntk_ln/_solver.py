@@ -52,11 +52,13 @@ class Solution:
         squares = (alpha * product(self.square, self.diagonal, alpha)).sum(axis=0)
         return size * float(np.sqrt(max(squares.max(), 0.0)))
 
-    def whiten(self, b: np.ndarray) -> np.ndarray:
-        """W b for b of shape (n, m), where W^T W is the (pseudo-)inverse of K + noise I."""
+    def reduction(self, cross: np.ndarray) -> np.ndarray:
+        """k^T (K + noise I)^-1 k, or with the pseudo-inverse, of each column k."""
         if self.factored:
-            return scipy.linalg.lapack.dtrtrs(self.square, b, lower=1)[0]
-        return (self.vectors.T @ b) / np.sqrt(self.values)[:, None]
+            white = scipy.linalg.lapack.dtrtrs(self.square, cross, lower=1)[0]
+        else:
+            white = (self.vectors.T @ cross) / np.sqrt(self.values)[:, None]
+        return np.square(white).sum(axis=0)
 
     def solve(self, b: np.ndarray) -> np.ndarray:
         """(K + noise I)^-1 b, or the pseudo-inverse, for b of shape (n, m)."""

@@ -1,4 +1,4 @@
-"""The command line: `ntk-ln check`."""
+"""The command line: `ntk-ln check`, `ntk-ln gram`."""
 
 import json
 import os
@@ -9,6 +9,7 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 from rich.text import Text
 
-from ntk_ln.data import Dataset, load_table, sine
+from ntk_ln.data import Dataset, load_features, load_table, sine
 
 if TYPE_CHECKING:
     from ntk_ln.check import CheckResult
@@ -27,6 +28,23 @@ if TYPE_CHECKING:
 # JAX and matplotlib are imported inside the command, so that --help and bad input answer at once.
 
 SEED = 0
+
+
+class Kernel(StrEnum):
+    """Choices of --kernel."""
+
+    ntk = "ntk"
+    nngp = "nngp"
+
+
+class Precision(StrEnum):
+    """Choices of --dtype."""
+
+    float32 = "float32"
+    float64 = "float64"
+
+
+_stopped = ["stopped, nothing was written"]
 app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 
 
@@ -88,6 +106,38 @@ def check(
     raise typer.Exit(0 if result.holds else 1)
 
 
+@app.command()
+def gram(
+    data: Annotated[Path, typer.Option(help="CSV (.csv, .csv.gz, .csv.xz), Parquet or NPZ.")],
+    store: Annotated[Path, typer.Option(help="Folder of the Zarr store: new, empty, or of an earlier run with the same input.")],
+    target: Annotated[str | None, typer.Option(help="Column of --data that is not a feature.")] = None,
+    rows: Annotated[
+        int | None, typer.Option(help=f"Use this many rows of --data, drawn at random (seed {SEED}) and kept in file order.")
+    ] = None,
+    network: Annotated[Path | None, typer.Option(help="JSON list of layers. Default: mlp(2).")] = None,
+    kernel: Annotated[Kernel, typer.Option(help="Which kernel.")] = Kernel.ntk,
+    dtype: Annotated[Precision, typer.Option(help="Of the store; float32 takes half of the disk.")] = Precision.float64,
+    tile: Annotated[int | None, typer.Option(help="Rows and columns of a tile. Default: 1008.")] = None,
+    standardize: Annotated[bool, typer.Option(help="Centre each feature and divide it by its standard deviation.")] = True,
+) -> None:
+    """Write the Gram matrix of a table's rows to disk, tile by tile; a run that was stopped goes on where it was.
+
+    Exit status: 0 when the store is complete, 2 on bad input.
+    """
+    with _as_bad_input():
+        x = load_features(data, target, rows, SEED, standardize).astype(dtype.value)
+        config = None if network is None else _json(network)
+        import ntk_ln as nl
+
+    with _as_bad_input("" if network is None else f"{network}: "):
+        net = nl.mlp(2) if config is None else nl.network_from_config(config)
+    _stopped.append("stopped; the same command goes on from here")
+    with _as_bad_input():
+        stored = nl.stream_gram({Kernel.ntk: nl.NTK, Kernel.nngp: nl.NNGP}[kernel](net), x, store, tile=tile)
+    n, size = len(stored), stored.array.nbytes / 1e9
+    Console().print(f"{n} x {n}, {dtype.value}, {size:.3g} GB: {store}", highlight=False, soft_wrap=True)
+
+
 class BadInput(Exception):
     """What the user can mend: one line and status 2."""
 
@@ -122,7 +172,7 @@ def main(arguments: list[str] | None = None) -> None:
             traceback.print_exc()
             status = 3
     if status == 130:  # Ctrl-C, which typer may have turned into a status itself
-        _fail("stopped, nothing was written")
+        _fail(_stopped[-1])
     sys.exit(status or 0)
 
 
@@ -131,7 +181,7 @@ def _stop(number: int, _: object) -> None:
     from ntk_ln.report import discard_unfinished
 
     discard_unfinished()
-    _fail("stopped, nothing was written")
+    _fail(_stopped[-1])
     sys.stderr.flush()
     os._exit(128 + number)
 

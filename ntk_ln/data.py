@@ -49,7 +49,15 @@ def sine(n: int = 100) -> Dataset:
     return Dataset(x[:, None], np.sin(x), ("x",), "sin x", "sine", n)
 
 
-def load_table(path: str | Path, target: str | None = None, rows: int | None = None, seed: int = 0) -> Dataset:
+def load_features(path: str | Path, target: str | None, rows: int | None, seed: int, standardize: bool) -> np.ndarray:
+    """The features of `load_table` alone; without a target every column is one."""
+    dataset = load_table(path, target, rows, seed, unsupervised=True)
+    return dataset.standardize().x if standardize else dataset.x
+
+
+def load_table(
+    path: str | Path, target: str | None = None, rows: int | None = None, seed: int = 0, *, unsupervised: bool = False
+) -> Dataset:
     """Read one target column, and every other column as a feature.
 
     Args:
@@ -58,6 +66,7 @@ def load_table(path: str | Path, target: str | None = None, rows: int | None = N
         target: name of the target column.
         rows: draw this many rows (>= 1) at random without replacement and keep them in file order; all if not given.
         seed: of that draw.
+        unsupervised: without a target take every column as a feature; `y` is then the first.
 
     Raises:
         ValueError: a file missing or unreadable, a column unknown or not numeric, a value in use that is not finite.
@@ -84,6 +93,9 @@ def load_table(path: str | Path, target: str | None = None, rows: int | None = N
 
     if "x" in columns and columns["x"].ndim == 2 and "y" in columns and target in (None, "y"):
         names, features, label = _matrix(columns, path)
+    elif unsupervised and target is None and columns:
+        first = next(iter(columns))
+        names, features, label = _named({"": columns[first], **columns}, "", path)
     else:
         names, features, label = _named(columns, target, path)
     target = target or "y"

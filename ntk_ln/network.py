@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ntk_ln._dtype import is_tracer, precision_of
+from ntk_ln._dtype import is_tracer, precision_of, to_host
 from ntk_ln.activations import activation_by_name
 from ntk_ln.layers import AbstractLayer, Activation, BatchNorm, Dense, Growth, LayerNorm, Residual, RMSNorm
 from ntk_ln.layers._base import Params, Units
@@ -87,7 +87,7 @@ class Network(eqx.Module):
                 _check_features(call, x.shape[1])
             if not undefined or is_tracer(x):
                 continue
-            host = np.asarray(x)
+            host = to_host(x)
             rows = np.flatnonzero((host == host[:, :1]).all(axis=1) if centring else ~host.any(axis=1))
             if rows.size:
                 what = "a row of equal features" if centring else "a zero input"

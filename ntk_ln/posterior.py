@@ -9,18 +9,20 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ntk_ln import _conjugate, _solver
 from ntk_ln import _posterior_inputs as inputs
-from ntk_ln import _solver
-from ntk_ln._dtype import check_rows, enable_x64
+from ntk_ln._dtype import check_rows, enable_x64, sharding_of, to_host
 from ntk_ln.kernels import NNGP, NTK
+from ntk_ln.kernels._base import symmetric_operator
+from ntk_ln.kernels.store import StoredGram
 from ntk_ln.network import network_from_config
-from ntk_ln.spectrum import MinEigenvalue, of_triangle
+from ntk_ln.spectrum import MinEigenvalue, min_eigenvalue, of_triangle
 
 _BLOCK = 2**22  # kernel entries computed at once for test rows: 32 MB in float64
 _EPS = float(np.finfo(np.float64).eps)
@@ -35,6 +37,9 @@ def posterior(
     noise: float = 0.0,
     stop_time: float | None = None,
     step_size: float | None = None,
+    solver: Literal["cholesky", "cg"] = "cholesky",
+    gram: StoredGram | None = None,
+    tolerance: float = 1e-10,
 ) -> "Posterior":
     r"""The posterior of a kernel given data: for an NTK, the mean of the networks trained on them.
 
@@ -49,6 +54,11 @@ def posterior(
         noise: variance s^2 of observation noise, 0 or at least n eps lambda_max. Nothing is ever added in secret.
         stop_time: T > 0; None trains to convergence. Not together with noise.
         step_size: eta > 0 with eta lambda_max <= 1; needs `stop_time`. T/eta may be any number >= 1.
+        solver: "cholesky" keeps K and its factor in the memory of one matrix; "cg", for noise > 0, never has K in memory: conjugate
+            gradients with a pivoted Cholesky preconditioner; `p.iterations` and `p.residual` say how they went. Of x sharded by
+            rows over devices each keeps its rows of K.
+        gram: with "cg", k(x) on disk (`stream_gram`); without it each product computes k(x) anew.
+        tolerance: with "cg", of the residual |y - (K + noise I) alpha| / |y|.
 
     Returns:
         Posterior. Where K is singular and noise 0 (equal rows with equal labels, 1-D data without biases) its mean is the
@@ -76,16 +86,26 @@ def posterior(
     inputs.concrete(kernel, "kernel")
     x, y, labels = inputs.check_training(x, y)
     noise, stop_time, step_size = inputs.check_schedule(noise, stop_time, step_size)
-    host = np.asarray(x, np.float64)
+    inputs.check_solver(solver, noise, stop_time, gram, x, tolerance)
+    host = to_host(x).astype(np.float64)
+    if solver == "cg":
+        sharding = sharding_of(x)
+        if sharding is not None and gram is None:
+            product, column, diagonal, eps = inputs.sharded_products(kernel, x, sharding)
+        else:
+            product, column, diagonal, eps = inputs.products(kernel, to_host(x) if x.dtype == np.float32 else host, gram)
+        iterated = _conjugate.iterate(product, column, diagonal, labels, noise, tolerance, eps)
+        every = np.arange(len(host))
+        return Posterior(kernel, x, y, noise, None, None, iterated.norm(), iterated, every, every)
     # Equal rows would make K singular; the interpolant on the distinct ones is the one of least norm.
     distinct = copies = np.arange(len(host))
     if noise == 0 and stop_time is None:
         distinct, copies = inputs.merge_equal_rows(kernel, host, labels)
-    gram, eps = inputs.gram_matrix(kernel, host[distinct])
+    matrix, eps = inputs.gram_matrix(kernel, host[distinct])
     if stop_time is None:
-        solution = _solver.solve(gram, labels[distinct], noise, eps)
+        solution = _solver.solve(matrix, labels[distinct], noise, eps)
     else:
-        solution = _solver.solve_stopped(gram, labels[distinct], stop_time, step_size, eps)
+        solution = _solver.solve_stopped(matrix, labels[distinct], stop_time, step_size, eps)
     return Posterior(kernel, x, y, noise, stop_time, step_size, solution.norm(), solution, distinct, copies)
 
 
@@ -105,7 +125,7 @@ class Posterior:
     stop_time: float | None
     step_size: float | None
     rkhs_norm: float
-    _solution: _solver.Solution
+    _solution: Any  # _solver.Solution or _conjugate.Iterated
     _distinct: np.ndarray  # rows of x that K is made of
     _copies: np.ndarray  # for each row of x, its place among them
 
@@ -172,6 +192,7 @@ class Posterior:
         Raises:
             ValueError: with `stop_time`, or where K is singular and noise 0: there is no density.
         """
+        self._check_in_memory("log_marginal_likelihood()")
         if self.stop_time is not None or self._singular:
             cause = "a singular K and noise=0" if self.stop_time is None else f"stop_time={self.stop_time}"
             raise ValueError(f"`p.log_marginal_likelihood()` needs K + noise I invertible and no `stop_time`. Got {cause}.")
@@ -188,6 +209,7 @@ class Posterior:
     @property
     def gram(self) -> Any:
         """K = k(x, x), (n, n), without the noise; in float64, or JAX in the dtype of x where x is JAX."""
+        self._check_in_memory("gram")
         gram = self._solution.gram()
         merged = len(self._distinct) < len(self._copies)
         return self._as_given(gram[np.ix_(self._copies, self._copies)] if merged else gram)
@@ -196,6 +218,8 @@ class Posterior:
     def min_eigenvalue(self) -> MinEigenvalue:
         """The smallest eigenvalue of K without noise; where K is singular and noise 0, the smallest non-zero one."""
         solution, counts = self._solution, np.sqrt(np.bincount(self._copies))
+        if isinstance(solution, _conjugate.Iterated):
+            return min_eigenvalue(symmetric_operator(len(counts), _vectors(solution.product), np.float64), entry_error=0.0)
         merged = len(self._distinct) < len(self._copies)
         if not self._singular:
             return of_triangle(solution.square, solution.diagonal)
@@ -227,6 +251,7 @@ class Posterior:
             TypeError: a kernel other than `NTK(net)` or `NNGP(net)`.
         ValueError: a network without a plain configuration (a function of your own as an activation).
         """
+        self._check_in_memory("save(path)")
         name = type(self.kernel).__name__
         if _SAVED.get(name) is not type(self.kernel):
             raise TypeError(f"`p.save(path)` writes kernels that have a configuration, {' and '.join(_SAVED)}. Got {name}.")
@@ -252,6 +277,20 @@ class Posterior:
                 copies=self._copies,
                 **arrays,
             )
+
+    @property
+    def iterations(self) -> int | None:
+        """Of conjugate gradients, the most over outputs; None with another solver."""
+        return getattr(self._solution, "iterations", None)
+
+    @property
+    def residual(self) -> float | None:
+        """|y - (K + noise I) alpha| / |y| of conjugate gradients, the largest over outputs; None with another solver."""
+        return getattr(self._solution, "residual", None)
+
+    def _check_in_memory(self, name: str) -> None:
+        if isinstance(self._solution, _conjugate.Iterated):
+            raise ValueError(f'`p.{name}` needs K in memory. Got solver="cg": use solver="cholesky".')
 
     @property
     def _singular(self) -> bool:
@@ -280,7 +319,7 @@ class Posterior:
         return np.concatenate([compute(padded[i : i + block]) for i in range(0, m, block)])[:m]
 
     def _mean(self, x: Any) -> Any:
-        rows = np.asarray(self.x, np.float64)[self._distinct]
+        rows = to_host(self.x).astype(np.float64)[self._distinct]
         alpha = self._solution.alpha if np.ndim(self.y) == 2 else self._solution.alpha[:, 0]
         if not isinstance(x, jax.Array):
             return (_wide(self.kernel(x.astype(np.float64), rows)) @ alpha).astype(x.dtype)
@@ -289,10 +328,10 @@ class Posterior:
             return jnp.matmul(self.kernel(x, rows), jnp.asarray(alpha, dtype), precision=jax.lax.Precision.HIGHEST)
 
     def _variance(self, x: np.ndarray) -> np.ndarray:
-        solution, rows = self._solution, np.asarray(self.x, np.float64)[self._distinct]
+        solution, rows = self._solution, to_host(self.x).astype(np.float64)[self._distinct]
         prior = _wide(self.kernel.diag(x))
         cross = _wide(self.kernel(rows, x))
-        variance = prior - np.square(solution.whiten(cross)).sum(axis=0)
+        variance = prior - solution.reduction(cross)
         # A perturbation E of K changes it by w^T E w, |w|^2 = |K^-1 k_x|^2 <= prior / lambda_min.
         error = -(variance + (4 * len(rows) * solution.eps * (1 + solution.condition)) * prior)
         if np.any(error > 0):
@@ -345,6 +384,11 @@ def _restored(arrays: dict[str, np.ndarray], state: dict[str, Any]) -> Posterior
     kernel = _SAVED[state["kernel"]](network_from_config(state["network"]))
     numbers = {key: state[key] for key in ("noise", "stop_time", "step_size", "rkhs_norm")}
     return Posterior(kernel, x, y, **numbers, _solution=solution, _distinct=arrays["distinct"], _copies=arrays["copies"])
+
+
+def _vectors(product: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+    """A product with (n, k) as one with (n,) too."""
+    return lambda v: product(v.reshape(len(v), -1)).reshape(v.shape)
 
 
 def _storable(array: np.ndarray) -> np.ndarray:

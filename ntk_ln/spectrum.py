@@ -252,7 +252,7 @@ def _of_operator(operator: Any, entry_error: float) -> MinEigenvalue:
     start = np.random.default_rng(0).standard_normal(n)
     theta, residual, _ = _largest(negated, start, _OPERATOR_STEPS, settled)
     value = -float(theta)
-    return MinEigenvalue(value, value - float(residual) - n * (eps * modulus + entry_error), "lanczos")
+    return MinEigenvalue(value, float(value - residual - n * (eps * modulus + entry_error)), "lanczos")
 
 
 def _checked(matrix: Any, entry_error: float) -> np.ndarray:

@@ -12,6 +12,7 @@ import pytest
 import ntk_ln as nl
 from ntk_ln import check as check_module
 from ntk_ln import cli, plots
+from ntk_ln.data import load_table
 
 RNG = np.random.default_rng(3)
 
@@ -54,10 +55,10 @@ def quick_figures(monkeypatch):
     monkeypatch.setattr(plots, "draw", lambda name, result, path: path.write_bytes(b""))
 
 
-def bad(run, *arguments):
+def bad(run, *arguments, command="check"):
     """Run with bad input: status 2, one line on stderr, nothing on stdout, nothing written. Returns the line."""
     before = sorted(os.listdir())
-    status, out, err = run("check", *arguments)
+    status, out, err = run(command, *arguments)
     assert status == 2
     assert out == ""
     assert err.count("\n") == 1
@@ -268,3 +269,17 @@ def test_help(run):
 def test_matplotlib_is_imported_only_by_the_command():
     code = "import sys, ntk_ln.cli; print([m for m in ('matplotlib', 'neural_tangents', 'pyarrow') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_gram(run, table, tmp_path):
+    job = ("--data", table, "--target", "label", "--store", "store")
+    status, out, _ = run("gram", *job, "--tile", 16)
+    assert status == 0
+    assert out == "30 x 30, float64, 7.2e-06 GB: store\n"
+    x = load_table(table, "label").standardize().x
+    np.testing.assert_allclose(nl.open_gram("store")[:], nl.NTK(nl.mlp(2))(x), rtol=1e-10, atol=1e-12)
+    assert run("gram", *job, "--tile", 16)[0] == 0  # nothing left to do
+    assert "has other tile" in bad(run, *job, command="gram")
+    assert run("gram", "--data", table, "--store", "all", "--dtype", "float32", "--kernel", "nngp")[0] == 0
+    assert nl.open_gram("all").x.shape == (30, 3)  # without a target every column is a feature
+    assert "does not exist" in bad(run, "--data", "missing.csv", "--store", "none", command="gram")

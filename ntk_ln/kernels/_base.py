@@ -1,9 +1,11 @@
 """The protocol of a kernel: what every way of computing one offers, and all that the posterior needs."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import scipy  # its submodules load at first use: at the top they would cost a third of `import ntk_ln`
 from jaxtyping import Array, Float
 
 
@@ -28,6 +30,12 @@ class AbstractKernel(eqx.Module):
     @abstractmethod
     def pair(self, x1: Any, x2: Any = None) -> KernelPair:
         """NNGP and NTK (n1, n2) from one pass."""
+
+
+def symmetric_operator(n: int, product: Callable[[Any], Any], dtype: Any) -> "scipy.sparse.linalg.LinearOperator":
+    """A symmetric matrix known by its products with (n,) and (n, columns)."""
+    operator: Any = scipy.sparse.linalg.LinearOperator
+    return operator((n, n), matvec=product, rmatvec=product, matmat=product, dtype=dtype)
 
 
 Rows = Float[Array, "n d"]

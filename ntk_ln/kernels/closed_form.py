@@ -7,12 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy  # its submodules load at first use: at the top they would cost a third of `import ntk_ln`
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-from ntk_ln._dtype import computing, is_tracer, same_rows
+from ntk_ln._dtype import check_finite, check_rows, computing, is_tracer, same_rows, sharding_of
 from ntk_ln._numerics import complement, divide, hypot
 from ntk_ln.kernels import gram
-from ntk_ln.kernels._base import AbstractKernel, KernelPair
+from ntk_ln.kernels._base import AbstractKernel, KernelPair, symmetric_operator
 from ntk_ln.kernels._pass import coordinates, in_dtype, kernels, read_out
 from ntk_ln.layers import AbstractLayer, Activation, Dense, Growth, Inputs, Pairing, Residual, Side, State
 from ntk_ln.layers._repeat import fold, through
@@ -53,6 +55,10 @@ class AbstractClosedForm(AbstractKernel):
             if inputs.x1.shape[0] == 0 or (inputs.x2 is not None and inputs.x2.shape[0] == 0):
                 empty = jnp.zeros((len(inputs.x1), len(inputs.x1 if inputs.x2 is None else inputs.x2)), inputs.x1.dtype)
                 return inputs.give_back(select(KernelPair(empty, empty)))
+            sharding = sharding_of(inputs.x1)
+            if sharding is not None:
+                x2 = inputs.x1 if inputs.x2 is None else inputs.x2
+                return _sharded(select, sharding.mesh, sharding.spec[0], self.network.folded, inputs.x1, x2)
             same = inputs.x2 is None or same_rows(inputs.x1, inputs.x2)
             if gram.serves(inputs.x1, inputs.x1 if same else inputs.x2, self):
                 host = np.asarray(inputs.x1), None if same else np.asarray(inputs.x2)
@@ -66,6 +72,43 @@ class AbstractClosedForm(AbstractKernel):
         with computing(call, x, traced=self._traced) as inputs:
             self.network.check_rows(call, inputs.x1)
             return inputs.give_back(_diagonal(self._select, self.network.folded, inputs.x1))
+
+    def matvec(self, x: Any, v: Any) -> np.ndarray:
+        """The product k(x) v, tile by tile: the matrix is never in memory as a whole.
+
+        Args:
+            x: (n, d), n >= 1; not traced.
+            v: (n,) or (n, columns), finite.
+
+        Returns:
+            The shape of v, float64 NumPy; the tiles have the precision of x.
+
+        >>> from ntk_ln import Dense, Network
+        >>> NTK(Network(Dense())).matvec([[1.0], [2.0]], [1.0, 1.0])
+        array([3., 6.])
+        """
+        call = f"{type(self).__name__}(net).matvec(x, v)"
+        if any(is_tracer(leaf) for leaf in jax.tree.leaves((self, x, v))):
+            raise TypeError(f"`{call}` runs on the host and cannot be traced.")
+        x, v = np.asarray(check_rows(x, call)), np.asarray(v, np.float64)
+        if x.dtype != np.float32:
+            x = x.astype(np.float64)
+        if len(x) == 0 or v.ndim not in (1, 2) or len(v) != len(x):
+            raise ValueError(f"`{call}` needs `v` of shape (n,) or (n, columns), n >= 1. Got x: {x.shape}, v: {v.shape}.")
+        check_finite(v, call, "v")
+        self.network.check_rows(call, x)
+        return gram.multiply(self._select, self.network, x, v.reshape(len(x), -1)).reshape(v.shape)
+
+    def operator(self, x: Any) -> "scipy.sparse.linalg.LinearOperator":
+        """k(x) as a `scipy.sparse.linalg.LinearOperator` of `matvec`, for `min_eigenvalue` and SciPy's solvers.
+
+        >>> from ntk_ln import Dense, Network
+        >>> NTK(Network(Dense())).operator([[1.0], [2.0]]).shape
+        (2, 2)
+        """
+        x = check_rows(x, f"{type(self).__name__}(net).operator(x)")
+        dtype = np.float32 if x.dtype == np.float32 else np.float64
+        return symmetric_operator(len(x), lambda v: self.matvec(x, v), dtype)
 
     def quadrature_error(self, x1: Any, x2: Any = None) -> Any:
         """An estimate of |error| of `k(x1, x2)` from numerical integration, entry by entry; 0 if every activation is closed-form.
@@ -135,7 +178,8 @@ class NTK(AbstractClosedForm):
         network: a `Network`.
 
     Calling it: `k(x1, x2=None)` -> (n1, n2), `k.diag(x)` -> (n,), `k.pair(x1, x2=None)` -> `KernelPair(nngp, ntk)`, for x of
-    shape (n, d), any finite real numbers; NumPy arrays come back as NumPy, JAX arrays as JAX, in their own dtype.
+    shape (n, d), any finite real numbers; NumPy arrays come back as NumPy, JAX arrays as JAX, in their own dtype. Of x sharded by
+    rows over a mesh (`jax.sharding.NamedSharding`, several hosts too) the result is sharded by rows.
 
     Raises:
         ValueError: a wrong shape, NaN or infinity, or a zero input that a norm layer makes 0/0.
@@ -187,6 +231,17 @@ def _both(pair: KernelPair) -> KernelPair:
 def _gram(select, layers, x1, x2):
     x, pair = (x1, Pairing(0)) if x2 is None else (jnp.concatenate([x1, x2]), Pairing(len(x1)))
     return select(kernels(layers, x, pair))
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _sharded(select, mesh, axis, layers, x1, x2):
+    """Each device the rows it has, against all."""
+
+    def block(layers, own, others):
+        return select(kernels(layers, jnp.concatenate([own, others]), Pairing(len(own))))
+
+    specs = PartitionSpec(), PartitionSpec(axis), PartitionSpec()
+    return jax.shard_map(block, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(axis), check_vma=False)(layers, x1, x2)
 
 
 @jax.jit

@@ -78,6 +78,20 @@ def gram(select: Callable[[Any], Any], network: Network, x1: np.ndarray, x2: np.
     return out
 
 
+def multiply(select: Callable[[Any], Any], network: Network, x: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """select(pair of kernels)(x, x) b for b of shape (n, k), in float64; the matrix is never there as a whole."""
+    n, out = len(x), np.zeros(b.shape)
+    tile = side(n)
+    starts = list(_starts(n, n, same=True))
+    for (i, j), block in zip(starts, compute(select, network, x, None, starts, (tile, tile)), strict=True):
+        rows, columns = slice(i, i + tile), slice(j, j + tile)
+        block = block[: n - i, : n - j]
+        out[rows] += block @ b[columns]
+        if i != j:
+            out[columns] += block.T @ b[rows]
+    return out
+
+
 def compute(
     select: Callable[[Any], Any],
     network: Network,
