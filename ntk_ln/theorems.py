@@ -56,7 +56,7 @@ def check_theorem_c_1(net: Network, *, features: int = 3, pairs: int = 200, seed
         seed: of the draw.
 
     Returns:
-        `TheoremCheck`; `applies` is False unless a LayerNorm with eps = 0 follows the first Dense.
+        `TheoremCheck`; `applies` is False unless a LayerNorm with eps = 0 follows the first Dense, and with a BatchNorm.
 
     References:
         Ziomek, Whittle, Osborne (2025), theorem C.1 and corollary C.2.
@@ -73,6 +73,8 @@ def check_theorem_c_1(net: Network, *, features: int = 3, pairs: int = 200, seed
     if not (isinstance(first, Dense) and rest and isinstance(rest[0], LayerNorm) and is_zero(rest[0].eps)):
         reason = "no LayerNorm with eps = 0 right after the first Dense"
         return TheoremCheck("C.1", False, None, STATEMENT_C_1, {"reason": reason})
+    if net.growth.finite_only:
+        return TheoremCheck("C.1", False, None, STATEMENT_C_1, {"reason": f"{net.growth.finite_only} has no infinite-width kernel"})
     rng, w, b = np.random.default_rng(seed), float(first.w_std) ** 2 / features, float(first.b_std) ** 2
     kernel = NTK(net)
 
@@ -87,12 +89,14 @@ def check_theorem_c_1(net: Network, *, features: int = 3, pairs: int = 200, seed
 
     near1, near2 = 10.0 ** rng.uniform(-1, 1, (2, pairs))
     cosine = rng.uniform(-0.9, 0.9, pairs)
-    soft = (w * near1 * near2 * cosine + b) / (size(near1) * size(near2))
+    with np.errstate(invalid="ignore"):  # 0/0 of a first Dense that is 0
+        soft = (w * near1 * near2 * cosine + b) / (size(near1) * size(near2))
     # The same S at larger norms; the norms grow less where no angle gives it.
     far1, far2, grown = near1.copy(), near2.copy(), cosine.copy()
     for factor in 10.0 ** rng.uniform(0, 2, (8, 1, pairs)):
         r1, r2 = factor[0] * near1, factor[0] * near2
-        new = (soft * size(r1) * size(r2) - b) / (w * r1 * r2)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            new = (soft * size(r1) * size(r2) - b) / (w * r1 * r2)
         better = (np.abs(new) <= 0.95) & (r1 > far1)
         far1, far2, grown = np.where(better, r1, far1), np.where(better, r2, far2), np.where(better, new, grown)
     values, diagonals = [], []
@@ -100,10 +104,11 @@ def check_theorem_c_1(net: Network, *, features: int = 3, pairs: int = 200, seed
         values.append(np.array([kernel(a[None], c[None])[0, 0] for a, c in zip(rows1, rows2, strict=True)]))
         diagonals.append(kernel.diag(np.concatenate([rows1, rows2])))
     constant, diagonal = float(diagonals[0][0]), np.concatenate(diagonals)
+    scale = constant or 1.0
     evidence = {
         "kernel_sup": constant,
-        "largest_difference": float(np.abs(values[0] - values[1]).max() / constant),
-        "diagonal_spread": float(np.ptp(diagonal) / constant),
+        "largest_difference": float(np.abs(values[0] - values[1]).max() / scale),
+        "diagonal_spread": float(np.ptp(diagonal) / scale),
         "largest_growth_of_the_norm": float((far1 / near1).max()),
     }
     holds = evidence["largest_difference"] <= 1e-12 and evidence["diagonal_spread"] <= 1e-12

@@ -70,6 +70,7 @@ def test_equal_rows_and_outputs():
     ("call", "error", "says"),
     [
         (lambda: nl.ensemble(nl.NTK(NET), X, Y), TypeError, r"needs a Network, which gives both kernels\. Got NTK\."),
+        (lambda: nl.ensemble(NET, X, np.ma.array(Y, mask=Y > 0)), ValueError, r"`y` has masked entries: drop or fill those rows"),
         (lambda: nl.ensemble(NET, X, Y, noise=1.0, stop_time=1.0), ValueError, r"takes noise or stop_time, not both"),
         (
             lambda: nl.ensemble(NET, X, Y).covariance(POINTS[:, :1]),

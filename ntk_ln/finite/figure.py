@@ -71,6 +71,8 @@ def _errors(axis: Axes, widths: np.ndarray, estimates: list[Estimate], exponent:
     axis.plot(widths, constant / np.sqrt(widths), color=colour, lw=1, ls=(0, (4, 3)))
     half = (exponent.high - exponent.low) / 2
     fitted = f"power {exponent.mean:.2f} ± {half:.2f}".replace("-", "\N{MINUS SIGN}")
+    if np.isnan(exponent.mean):
+        fitted = "one width, no power"
     text = f"{label}: {fitted}" if label else fitted
     # An interval that reaches 0 has no lower end on a logarithmic axis.
     bars[0] = np.minimum(bars[0], 0.9 * means)

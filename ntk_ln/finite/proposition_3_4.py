@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ntk_ln._dtype import check_rows, enable_x64
+from ntk_ln._dtype import check_rows, check_unmasked, enable_x64
 from ntk_ln.layers import Activation, Dense, LayerNorm
 from ntk_ln.network import Network
 from ntk_ln.theorems import TheoremCheck
@@ -30,22 +30,23 @@ def check_proposition_3_4(
         f(x) = g(x)/sqrt(1 + eps^2 g(x)^2)
 
     so that f follows g up to |g| ~ 1/eps and saturates at 1/eps. With g interpolating y_i/sqrt(1 - eps^2 y_i^2) the training
-    loss of f is 0 exactly. It holds if, for eps and eps/10, the training outputs agree to 1e-6 of max|y|, f follows g to 1% where
-    |g| <= 0.1/eps, and |f| comes within 1% of 1/eps far out, ten times larger for the smaller eps.
+    loss of f is 0 exactly. Labels are divided by max|y| first. It holds if, for eps and eps/10, the training outputs agree to
+    1e-6, f follows g to 1% where |g| <= 0.1/eps, and |f| comes within 1% of 1/eps far out, ten times larger for the smaller eps.
 
     Args:
         net: a network without a norm layer, one output, whose outputs grow.
-        x: (n, d).
-        y: (n,), |y| < 1/eps.
+        x: (n, d), not all 0: f is followed along the longest row.
+        y: (n,).
         eps: of the construction, in (0, 1).
         width: of g's hidden layers; by default at least 4 n.
         seed: of its random layers.
 
     Returns:
-        `TheoremCheck`; `applies` is False for a network with a norm layer or one that does not grow.
+        `TheoremCheck`; `applies` is False for a network with a norm layer, without a hidden Dense or one that does not grow, and
+        for y = 0. Its evidence is of y/max|y|.
 
     Raises:
-        ValueError: shapes, NaN or infinity, eps out of range, rows that random layers cannot interpolate (equal ones).
+        ValueError: shapes, NaN or infinity, eps or seed out of range, rows that random layers cannot interpolate (equal ones).
 
     References:
         Ziomek, Whittle, Osborne (2025), proposition 3.4.
@@ -58,17 +59,22 @@ def check_proposition_3_4(
     (True, True)
     """
     x = np.asarray(check_rows(x, CALL), np.float64)
+    check_unmasked(y, CALL, "y")
     y = np.asarray(y, np.float64)
     if y.shape != (len(x),) or len(x) == 0:
         raise ValueError(f"`{CALL}` needs `y` of shape (n,) and n >= 1. Got x.shape={x.shape}, y.shape={y.shape}.")
     if not np.isfinite(y).all():
         raise ValueError(f"`{CALL}` needs finite numbers. Row {int(np.flatnonzero(~np.isfinite(y))[0])} of `y` is not.")
-    if not 0 < eps < 1 or eps * np.abs(y).max() >= 1:
-        raise ValueError(f"`{CALL}` needs eps in (0, 1) with eps max|y| < 1. Got eps={eps!r}, max|y|={np.abs(y).max():.3g}.")
-    growth = net.growth
-    if growth.has_norm or growth.finite_only or not growth.mean > 0 or not isinstance(net.layers[-1], Dense):
-        reason = "the network has a norm layer" if growth.has_norm else "the network's outputs do not grow, or it ends in no Dense"
+    if not 0 < eps < 1:
+        raise ValueError(f"`{CALL}` needs eps in (0, 1). Got {eps!r}.")
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"`{CALL}` needs a seed from 0 to 2**32 - 1. Got {seed!r}.")
+    if not x.any():
+        raise ValueError(f"`{CALL}` needs an input that is not 0: the outputs are followed along it. Got zeros alone.")
+    reason = _why_it_does_not_apply(net, y)
+    if reason:
         return TheoremCheck("3.4", False, None, STATEMENT, {"reason": reason})
+    y = y / np.abs(y).max()
     width = max(64, 4 * len(x)) if width is None else width
     found = [_Construction.build(net, x, y, e, width, seed).measure(x, y) for e in (eps, eps / 10)]
     holds = all(
@@ -76,6 +82,17 @@ def check_proposition_3_4(
     )
     ratio = found[1]["largest"] / found[0]["largest"]
     return TheoremCheck("3.4", True, bool(holds and abs(ratio - 10) < 0.2), STATEMENT, {"eps": found[0], "eps/10": found[1]})
+
+
+def _why_it_does_not_apply(net: Network, y: np.ndarray) -> str | None:
+    growth = net.growth
+    if growth.has_norm:
+        return "the network has a norm layer"
+    if growth.finite_only or not growth.mean > 0 or not isinstance(net.layers[-1], Dense):
+        return "the network's outputs do not grow, or it ends in no Dense"
+    if not any(isinstance(layer, Dense) for layer in net.layers[:-1]):
+        return "the network has no hidden Dense, whose random units could interpolate any data"
+    return None if y.any() else "all targets are 0, and so is the interpolant"
 
 
 class _Construction:
@@ -102,7 +119,7 @@ class _Construction:
         if np.abs(design @ solution - target).max() > 1e-7 * max(np.abs(target).max(), 1e-300):
             raise ValueError(
                 f"`{CALL}`: random layers of width {width} do not interpolate these {len(x)} rows (condition "
-                f"{singular[0] / max(singular[-1], 1e-300):.1e}). Merge equal rows, or give a larger width."
+                f"{singular[0] / max(singular[-1], 1e-300):.1e}). Merge equal rows, scale `x`, or give a larger width."
             )
         inner_params = (*params[:-1], {"w": solution[:-1, None], "b": solution[-1:]})
         network = Network(*net.layers, Dense(b_std=1.0), LayerNorm(), Activation("relu"), Dense())
@@ -126,7 +143,7 @@ class _Construction:
         radius = np.concatenate([radii, radii]) * np.linalg.norm(direction)
         return {
             "eps": self.eps,
-            "training_error": float(np.abs(training - y).max() / max(np.abs(y).max(), 1e-300)),
+            "training_error": float(np.abs(training - y).max()),
             "follows": float(np.max(np.abs(f - g)[near] / np.maximum(np.abs(g)[near], 1e-12), initial=0.0)),
             "largest": largest,
             "saturation_times_eps": largest * self.eps,

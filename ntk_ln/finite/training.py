@@ -95,19 +95,20 @@ def train(
     in the paper.
 
     Args:
-        net: a network; BatchNorm is trained on the statistics of all rows, and keeps the last ones.
+        net: a network that ends in a Dense; BatchNorm is trained on the statistics of all rows, and keeps the last ones.
         x: (n, d), n >= 1.
         y: (n,) or (n, k).
         width: units of every hidden layer.
         seeds: how many networks, or the seeds themselves; network i starts from `net.init(jax.random.key(seeds[i]), ...)`.
         steps: at most so many.
-        optimizer: "adam", "gradient_descent", "momentum" (0.9), or any `optax.GradientTransformation`, which acts on the NTK
-            parametrisation.
+        optimizer: "adam", "gradient_descent", "momentum" (0.9), or any `optax.GradientTransformation` of gradients alone, which
+            acts on the NTK parametrisation.
         learning_rate: 1e-3 for Adam; for the others 1/lambda_max of the infinite network's Gram matrix (momentum: a tenth) unless
             given. Not with an optimizer of your own.
         stop_loss: a network stops where its loss has come down to this.
         dtype: of the parameters, float32 or float64.
-        checkpoint: a file, written every 20 seconds and at the end; where it exists, training goes on from it.
+        checkpoint: a file, written every 20 seconds and at the end; where it exists, training goes on from it. One process at
+            a time.
         progress: whether to show a progress bar.
 
     Returns:
@@ -115,7 +116,7 @@ def train(
 
     Raises:
         ValueError: shapes, NaN or infinity, settings out of range; training that diverges (with a learning rate that would not); a
-            checkpoint of another training.
+            checkpoint of another training, of more steps, or that cannot be written.
 
     References:
         Lee et al. (2019), section 2.2; Kingma & Ba (2015), algorithm 1 (Adam).
@@ -139,7 +140,11 @@ def train(
     dtype = np.dtype(dtype)
     if dtype not in (np.float32, np.float64):
         raise ValueError(f"`{CALL}` needs dtype float32 or float64. Got {dtype}.")
+    check_outputs(net, CALL, x.shape[1], int(width), labels.shape[1])
     optimizer, learning_rate = _check_optimizer(net, x, optimizer, learning_rate)
+    path = None if checkpoint is None else Path(checkpoint)
+    if path is not None:
+        _checkpoint.prepare(path, CALL)
 
     with precision_of(dtype):
         keys = jnp.stack([jax.random.key(seed) for seed in seeds])
@@ -149,13 +154,18 @@ def train(
         transformation = _transformation(optimizer, learning_rate)
         trained = jax.tree.map(jnp.multiply, initial, scales)
         state = (trained, jax.vmap(transformation.init)(trained), jnp.zeros(len(seeds), jnp.int32))
+        _check_gradients_suffice(transformation, state)
         losses = np.empty((0, len(seeds)), dtype)
-        path = None if checkpoint is None else Path(checkpoint)
-        identity = _identity(net, x, labels, width, seeds, optimizer, learning_rate, float(stop_loss), dtype)
-        if path is not None and path.exists():
-            state, losses = _checkpoint.read(path, identity, state, CALL)
-        run = jax.jit(partial(_chunk, transformation.update))
         data = jnp.asarray(np.asarray(x), dtype), jnp.asarray(labels, dtype)
+        save = None
+        if path is not None:
+            identity = _identity(net, x, labels, width, seeds, optimizer, learning_rate, float(stop_loss), dtype)
+            probes = {"network": _some_outputs(net, initial, data[0]), "optimizer": _some_updates(transformation, trained)}
+            save = partial(_checkpoint.write, path, identity, probes)
+            if path.exists():
+                state, losses = _checkpoint.read(path, identity, probes, state, CALL)
+                _check_steps(path, int(np.max(state[2])), int(steps))
+        run = jax.jit(partial(_chunk, transformation.update))
         written = time.monotonic()
         with _shown(progress, int(steps)) as show:
             show(len(losses))
@@ -164,14 +174,17 @@ def train(
                 losses = np.concatenate([losses, np.asarray(more)[: steps - len(losses)]])
                 _check_converging(net, x, seeds, losses, optimizer, learning_rate)
                 show(len(losses))
-                if path is not None and time.monotonic() - written > CHECKPOINT_SECONDS:
-                    _checkpoint.write(path, identity, state, losses)
+                if save is not None and time.monotonic() - written > CHECKPOINT_SECONDS:
+                    save(state, losses)
                     written = time.monotonic()
-        if path is not None:
-            _checkpoint.write(path, identity, state, losses)
         trained, _, taken = state
         params = jax.tree.map(_parameters, trained, scales)
-        params = _batched(lambda params: net.apply_batch(params, data[0])[1], params)  # statistics of the last parameters
+        # Outputs and statistics of the last parameters.
+        outputs, params = _batched(lambda params: net.apply_batch(params, data[0]), params)
+        last = 0.5 * ((outputs - data[1]) ** 2).sum(axis=(1, 2))
+        _check_converging(net, x, seeds, np.concatenate([losses, np.asarray(last)[None]]), optimizer, learning_rate)
+        if save is not None:
+            save(state, losses)
     taken = np.asarray(taken)
     return Training(net, seeds, initial, params, taken, losses[: taken.max() + 1], learning_rate, np.ndim(y) == 1)
 
@@ -245,7 +258,81 @@ def _transformation(optimizer: Any, learning_rate: Any) -> Any:
     return optimizer
 
 
+# --- What a checkpoint must agree in --------------------------------------------------------------------------------------
+
+
+def _some_outputs(net: Network, initial: Any, x: Any) -> Any:
+    """Outputs at the initial parameters: functions of your own have no name that tells them apart."""
+    with jax.default_matmul_precision("highest"):
+        return _batched(lambda params: net.apply_batch(params, x)[0][:16], initial)
+
+
+def _some_updates(transformation: Any, trained: Any) -> np.ndarray:
+    """A few entries of three updates of the first network, for gradients that are known."""
+    params = jax.tree.map(lambda leaf: leaf[0], trained)
+    state, found = transformation.init(params), []
+    for factor in (0.1, 0.3, -0.2):
+        gradient = jax.tree.map(lambda leaf, factor=factor: (factor * leaf).astype(leaf.dtype), params)
+        updates, state = transformation.update(gradient, state, params)
+        found += [np.ravel(leaf)[:4] for leaf in jax.tree.leaves(updates)]
+    return np.concatenate(found)
+
+
+def _identity(net: Network, x: Any, labels: np.ndarray, *settings: Any) -> dict[str, Any]:
+    """Plain values; what they leave open the numbers above decide."""
+    width, seeds, optimizer, learning_rate, stop_loss, dtype = settings
+    try:
+        config = json.loads(json.dumps(net.to_config()))
+    except ValueError:
+        config = repr(net)
+    data = hashlib.sha256(np.asarray(x, np.float64).tobytes() + labels.tobytes()).hexdigest()
+    return {
+        "network": config,
+        "data": data,
+        "width": int(width),
+        "seeds": list(seeds),
+        "optimizer": optimizer if isinstance(optimizer, str) else "optax",
+        "learning_rate": learning_rate,
+        "stop_loss": stop_loss,
+        "dtype": dtype.name,
+    }
+
+
 # --- What comes in, and what went wrong ----------------------------------------------------------------------------------
+
+
+def check_outputs(net: Network, call: str, features: int, width: int, outputs: int) -> None:
+    """Raises unless the network has as many outputs as the labels."""
+
+    def apply(key, x):
+        return net.apply(net.init(key, in_features=features, width=width, out_features=outputs), x)
+
+    got = jax.eval_shape(apply, jax.random.key(0), jax.ShapeDtypeStruct((1, features), np.float32)).shape[1]
+    if got != outputs:
+        raise ValueError(
+            f"`{call}` needs a network with as many outputs as `y` has, {outputs}. Got {got}: its last layer is "
+            f"{net.layers[-1]!r}. End the network in a Dense."
+        )
+
+
+def _check_gradients_suffice(transformation: Any, state: Any) -> None:
+    trained, kept, _ = state
+    try:
+        jax.eval_shape(jax.vmap(transformation.update), trained, kept, trained)
+    except TypeError as error:
+        if "keyword-only argument" not in str(error):
+            raise
+        raise ValueError(
+            f"`{CALL}` needs an optimizer that takes gradients alone, such as `optax.adam(1e-3)`. Got one that needs more: {error}."
+        ) from None
+
+
+def _check_steps(path: Path, done: int, steps: int) -> None:
+    if done > steps:
+        raise ValueError(
+            f"`{CALL}`: the checkpoint {str(path)!r} has taken {done} steps already. Got steps={steps}: ask for {done} or more, or "
+            "give another path."
+        )
 
 
 def _check_data(net: Any, x: Any, y: Any) -> tuple[Any, Any, np.ndarray]:
@@ -266,6 +353,9 @@ def _check_seeds(seeds: Any) -> tuple[int, ...]:
     if isinstance(seeds, Sequence | range | np.ndarray) and not isinstance(seeds, str) and len(seeds):
         numbers = list(seeds)
         if all(isinstance(s, int | np.integer) and not isinstance(s, bool) for s in numbers) and len(set(numbers)) == len(numbers):
+            outside = [s for s in numbers if not 0 <= s < 2**32]
+            if outside:
+                raise ValueError(f"`{CALL}` needs seeds from 0 to 2**32 - 1: others repeat those. Got {outside[0]}.")
             return tuple(map(int, numbers))
     raise ValueError(f"`{CALL}` needs seeds >= 1, or different whole numbers. Got {seeds!r}.")
 
@@ -304,7 +394,14 @@ def _largest_eigenvalue(net: Network, x: Any) -> float | None:
 
 
 def _check_converging(net: Network, x: Any, seeds: Sequence[int], losses: np.ndarray, optimizer: Any, rate: float | None) -> None:
-    bad = ~(losses <= DIVERGED * np.maximum(losses[0], np.finfo(losses.dtype).tiny))
+    if not np.isfinite(losses[0]).all():
+        which = int(np.flatnonzero(~np.isfinite(losses[0]))[0])
+        wider = "" if losses.dtype == np.float64 else ", or use dtype=np.float64"
+        raise ValueError(
+            f"`{CALL}` needs outputs and labels whose squares {losses.dtype} holds. The loss of seed {seeds[which]} is "
+            f"{losses[0, which]} before the first step: divide `x` and `y` by their scale{wider}."
+        )
+    bad = ~(losses <= DIVERGED * np.maximum(losses[0].astype(np.float64), np.finfo(losses.dtype).tiny))
     if not bad.any():
         return
     step, which = np.argwhere(bad)[0]
@@ -324,26 +421,6 @@ def _check_converging(net: Network, x: Any, seeds: Sequence[int], losses: np.nda
 
 def _all_stopped(state: Any, losses: np.ndarray) -> bool:
     return len(losses) > 0 and bool((np.asarray(state[2]) < len(losses)).all())
-
-
-def _identity(net: Network, x: Any, labels: np.ndarray, *settings: Any) -> dict[str, Any]:
-    """What a checkpoint must agree in, as plain values."""
-    width, seeds, optimizer, learning_rate, stop_loss, dtype = settings
-    try:
-        config = json.loads(json.dumps(net.to_config()))
-    except ValueError:
-        config = repr(net)
-    data = hashlib.sha256(np.asarray(x, np.float64).tobytes() + labels.tobytes()).hexdigest()
-    return {
-        "network": config,
-        "data": data,
-        "width": int(width),
-        "seeds": list(seeds),
-        "optimizer": optimizer if isinstance(optimizer, str) else "optax",
-        "learning_rate": learning_rate,
-        "stop_loss": stop_loss,
-        "dtype": dtype.name,
-    }
 
 
 @contextmanager

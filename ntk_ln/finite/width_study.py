@@ -8,9 +8,9 @@ import jax
 import numpy as np
 import scipy
 
-from ntk_ln._dtype import check_rows
+from ntk_ln._dtype import check_rows, check_unmasked
 from ntk_ln.ensemble import ensemble
-from ntk_ln.finite.training import train
+from ntk_ln.finite.training import check_outputs, train
 from ntk_ln.kernels import NTK, EmpiricalNTK
 from ntk_ln.network import Network
 from ntk_ln.posterior import posterior
@@ -102,13 +102,13 @@ class WidthStudy:
         return width_figure(self)
 
     def table(self) -> list[dict[str, float]]:
-        """One dictionary a width, of plain numbers: what the figure shows."""
+        """One dictionary a width, of plain numbers: what the figure shows, as far as that width has it."""
         rows = []
-        for i, width in enumerate(self.widths):
-            row = {"width": int(width), **_named("kernel_error", interval(self.kernel_errors[i]))}
-            at = np.flatnonzero(self.trained_widths == width)
-            if at.size:
-                j = int(at[0])
+        for width in np.union1d(self.widths, self.trained_widths):
+            row = {"width": int(width)}
+            for i in np.flatnonzero(self.widths == width):
+                row |= _named("kernel_error", interval(self.kernel_errors[i]))
+            for j in np.flatnonzero(self.trained_widths == width):
                 row |= _named("change_error", interval(self.change_errors[j]))
                 row |= _named("kernel_change", interval(self.kernel_changes[j]))
                 for name in ("mean_errors", "mean_noise", "spread_ratios", "largest_ratios"):
@@ -166,6 +166,7 @@ def width_study(
     ((2, 3), (1, 3, 8))
     """
     x = np.asarray(check_rows(x, CALL), np.float64)
+    check_unmasked(y, CALL, "y")
     y = np.asarray(y, np.float64)
     if y.shape != (len(x),):
         raise ValueError(f"`{CALL}` needs `y` of shape (n,), one output. Got x.shape={x.shape}, y.shape={y.shape}.")
@@ -173,6 +174,7 @@ def width_study(
     trained = _check_widths(
         [w for w in widths if w <= TRAINED_TO] if trained_widths is None else trained_widths, "trained_widths", 1
     )
+    check_outputs(net, CALL, x.shape[1], widths[-1], 1)
     if not isinstance(seeds, int) or isinstance(seeds, bool) or seeds < 2:
         raise ValueError(f"`{CALL}` needs at least 2 seeds, or there is no spread. Got {seeds!r}.")
     points = np.concatenate([x, x + 2 * (x - x.mean(axis=0))]) if points is None else np.asarray(check_rows(points, CALL, "points"))
@@ -187,8 +189,7 @@ def width_study(
             kernel_errors[i, seed] = _distance(EmpiricalNTK(net, params)(x), exact)
 
     stop_time = steps * learning_rate
-    schedule = {"stop_time": stop_time, "step_size": learning_rate}
-    limit = ensemble(net, x, y, **schedule)
+    limit = ensemble(net, x, y, stop_time=stop_time, step_size=learning_rate)
     outputs = np.empty((len(trained), seeds, len(points)))
     change_errors, kernel_changes = np.empty((2, len(trained), seeds))
     for i, width in enumerate(trained):
@@ -198,7 +199,8 @@ def width_study(
         )
         outputs[i] = training.apply(points)
         start = training.apply(x, initial=True).astype(np.float64)
-        predicted = posterior(NTK(net), x, y[:, None] - start.T, **schedule).mean(points).T
+        infinite = posterior(NTK(net), x, y[:, None] - start.T, stop_time=stop_time, step_size=learning_rate)
+        predicted = infinite.mean(points).T
         changes = outputs[i] - training.apply(points, initial=True)
         change_errors[i] = _norm(changes - predicted) / _norm(predicted)
         for seed in range(seeds):
@@ -227,7 +229,9 @@ def interval(values: np.ndarray) -> Estimate:
 
 
 def _exponent(widths: np.ndarray, errors: np.ndarray) -> Estimate:
-    """The slope of log mean error against log width, and its 95% interval from resampled seeds."""
+    """The slope of log mean error against log width, and its 95% interval from resampled seeds; NaN of a single width."""
+    if len(widths) < 2:
+        return Estimate(np.nan, np.nan, np.nan)
     rng, seeds = np.random.default_rng(0), errors.shape[1]
     columns = rng.integers(seeds, size=(RESAMPLES, len(widths), seeds))
     resampled = np.take_along_axis(np.broadcast_to(errors, columns.shape), columns, axis=2).mean(axis=2)

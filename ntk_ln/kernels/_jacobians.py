@@ -49,13 +49,13 @@ def _contract(jacobian1: list[Any], jacobian2: list[Any], output: str) -> Any:
 
 
 def check_outputs(apply_fn: Callable[[Any, Any], Any], params: Any, x: Any) -> int:
-    """The number of outputs; raises unless apply_fn gives (n,) or (n, k)."""
+    """The number of outputs; raises unless apply_fn gives (n,) or (n, k), k >= 1."""
     values = eqx.filter_eval_shape(apply_fn, params, jax.ShapeDtypeStruct((2, x.shape[1]), x.dtype))
     shape = getattr(values, "shape", None)
-    if shape is None or len(shape) not in (1, 2) or shape[0] != 2:
+    if shape is None or len(shape) not in (1, 2) or shape[0] != 2 or 0 in shape:
         got = type(values).__name__ if shape is None else f"shape {shape}"
         raise ValueError(
-            f"`EmpiricalNTK(apply_fn, params)` needs apply_fn(params, x) of shape (n,) or (n, k). Got {got} for n = 2 rows."
+            f"`EmpiricalNTK(apply_fn, params)` needs apply_fn(params, x) of shape (n,) or (n, k), k >= 1. Got {got} for n = 2 rows."
         )
     return shape[1] if len(shape) == 2 else 1
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial, reduce
+from types import FunctionType
 from typing import Any, Literal, get_args
 
 import equinox as eqx
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy  # its submodules load at first use: at the top they would cost a third of `import ntk_ln`
 
-from ntk_ln._dtype import Inputs, check_rows, computing, enable_x64, is_tracer, same_rows
+from ntk_ln._dtype import Inputs, check_finite, check_numbers, check_rows, computing, enable_x64, is_tracer, same_rows
 from ntk_ln.kernels import _jacobians, _layerwise
 from ntk_ln.kernels._base import AbstractKernel, KernelPair
 from ntk_ln.kernels._jacobians import is_trained
@@ -43,14 +44,15 @@ class EmpiricalNTK(AbstractKernel):
 
     Args:
         network: a `Network`; or a function apply_fn(params, x) of x (n, d) with values (n,) or (n, k), each row of which
-            depends on the same row of x alone. For an Equinox or Flax NNX module: `EmpiricalNTK(*from_equinox(module))`,
-            `EmpiricalNTK(*from_nnx(module))`.
+            depends on the same row of x alone. It is compiled as under `jax.jit`: what it reads beside its arguments is read once,
+            by a function for all kernels of it, by a method or another object anew for each `EmpiricalNTK`. For an Equinox or Flax
+            NNX module: `EmpiricalNTK(*from_equinox(module))`, `EmpiricalNTK(*from_nnx(module))`.
         params: for a network what `net.init` gives; for a function any pytree. All its floating-point arrays are trained, all
-            other leaves are handed on as they are.
+            other leaves are handed on as they are. Arrays of NumPy are copied.
         output: the layout, by name.
         projections: m, of output="projected".
         seed: of the projections.
-        block: rows computed at once, 1024 by default; bounds the memory beside the result, never changes it.
+        block: rows computed at once, 1024 by default; bounds the memory beside the result, and changes only its rounding.
         accumulate: "float64" takes the products between rows of float32 gradients in float64, and returns that.
 
     Calling it: as `NTK`, in the dtype of the parameters (the widest); float64 needs no global flag. `k.diag(x)` is (n,) or
@@ -115,8 +117,9 @@ class EmpiricalNTK(AbstractKernel):
         if is_network:
             _check_fits(network, params)
         _check_values(params)
-        self.network, self.apply_fn = (network, None) if is_network else (None, network)
-        self.params, self.output, self.projections, self.seed = params, output, projections, seed
+        self.network, self.apply_fn = (network, None) if is_network else (None, _compiled_apart(network))
+        self.params = jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, params)
+        self.output, self.projections, self.seed = output, projections, seed
         self.block, self.accumulate = block, accumulate
 
     @property
@@ -185,12 +188,13 @@ class EmpiricalNTK(AbstractKernel):
         call = f"{self._name}.matvec(x, v)"
         with self._computing(call, x) as (inputs, params):
             x1 = inputs.x1
-            v = jnp.asarray(v, self._own_dtype)
+            v = jnp.asarray(check_numbers(v, call, "v"), self._own_dtype)
             rows: tuple[int, ...] = (len(x1),)
             if self.output == "full":
                 rows = (len(x1), _jacobians.check_outputs(self._function, params, x1))
             if v.shape[: len(rows)] != rows or v.ndim > len(rows) + 1:
                 raise ValueError(f"`{call}` needs `v` of shape {rows} or {(*rows, 'columns')}. Got shape {v.shape}.")
+            check_finite(v, call, "v")
             columns = v if v.ndim > len(rows) else v[..., None]
             if self.output == "projected":
                 features = self._features(params, x1).astype(v.dtype)
@@ -206,10 +210,12 @@ class EmpiricalNTK(AbstractKernel):
         >>> EmpiricalNTK(lambda w, x: x @ w, np.ones(2)).operator([[1.0, 2.0], [3.0, 0.0]]).shape
         (2, 2)
         """
-        x = np.asarray(x)
+        call = f"{self._name}.operator(x)"
+        x = np.asarray(check_rows(x, call))
+        self._check_input(x, call, "x")
         shape: tuple[int, ...] = (len(x),)
         if self.output == "full":
-            with self._computing(f"{self._name}.operator(x)", x) as (inputs, params):
+            with self._computing(call, x) as (inputs, params):
                 shape = (len(x), _jacobians.check_outputs(self._function, params, inputs.x1))
         n = int(np.prod(shape))
 
@@ -289,12 +295,13 @@ def from_nnx(module: Any) -> tuple[Callable[[Any, Any], Any], Any]:
     """apply_fn and parameters of a Flax NNX module of many rows: `EmpiricalNTK(*from_nnx(module))`.
 
     Args:
-        module: called on rows (n, d), with values (n,) or (n, k), in the state it is in (`module.eval()` before). Its
-            `nnx.Param` variables are trained, all others are held fixed.
+        module: called on rows (n, d), with values (n,) or (n, k), in the state it is in (`module.eval()` before), of which a
+            copy is taken. Its `nnx.Param` variables are trained, all others are held fixed.
 
     Raises:
         ImportError: Flax is not installed.
         TypeError: not an NNX module.
+        ValueError: a BatchNorm or a Dropout that is in training.
     """
     try:
         from flax import nnx
@@ -302,7 +309,15 @@ def from_nnx(module: Any) -> tuple[Callable[[Any, Any], Any], Any]:
         raise ImportError("`from_nnx(module)` needs Flax: `pip install flax`.") from None
     if not isinstance(module, nnx.Module):
         raise TypeError(f"`from_nnx(module)` needs a Flax NNX module. Got {type(module).__name__}.")
-    graph, params, rest = nnx.split(module, nnx.Param, ...)
+    for _, part in nnx.iter_modules(module):
+        dropout = isinstance(part, nnx.Dropout) and part.rate > 0 and part.deterministic is False
+        if dropout or (isinstance(part, nnx.BatchNorm) and part.use_running_average is False):
+            raise ValueError(
+                f"`from_nnx(module)` needs outputs that depend on their own row alone. Got a {type(part).__name__} in training: "
+                "call `module.eval()` first."
+            )
+    # The variables of the module change in place; rebuilt ones do not.
+    graph, params, rest = jax.tree.map(lambda leaf: leaf, nnx.split(module, nnx.Param, ...))
 
     def apply_fn(params, x):
         return nnx.merge(graph, params, rest)(x)
@@ -311,6 +326,12 @@ def from_nnx(module: Any) -> tuple[Callable[[Any, Any], Any], Any]:
 
 
 # --- What comes in -------------------------------------------------------------------------------------------------------
+
+
+def _compiled_apart(apply_fn: Any) -> Any:
+    """A callable that shares no compilation where equality says nothing of what it computes: an object's attributes may change."""
+    inner = apply_fn.func if isinstance(apply_fn, partial) else apply_fn
+    return apply_fn if isinstance(inner, FunctionType | eqx.Module | jax.stages.Wrapped) else partial(apply_fn)
 
 
 def _check_fits(network: Network, params: Any) -> None:

@@ -19,6 +19,7 @@ X = np.linspace(-1, 1, 9)[:, None]
 Y = np.sin(3 * X[:, 0])
 NET = nl.mlp(1, layer_norm="first")
 BATCH = nl.Network(nl.Dense(w_std=2**0.5, b_std=0.1), nl.BatchNorm(affine=True), nl.Activation("relu"), nl.Dense(b_std=0.1))
+SKIP = nl.Network(nl.Dense(b_std=0.3), nl.Residual(nl.Activation("relu"), nl.Dense(w_std=1.3, b_std=0.2)))
 train = partial(nl.train, NET, X, Y, width=16)
 
 
@@ -143,9 +144,64 @@ def test_training_goes_on_where_it_stopped(tmp_path):
     nl.train(NET, X, Y, width=16, steps=2, optimizer=optax.sgd(0.01), checkpoint=other)
     with pytest.raises(ValueError, match="is a checkpoint of another training: its optimizer kept other arrays"):
         nl.train(NET, X, Y, width=16, steps=4, optimizer=optax.adam(0.01), checkpoint=other)
+    with pytest.raises(ValueError, match=r"has taken 300 steps already\. Got steps=200: ask for 300 or more"):
+        train(steps=200, checkpoint=path, **settings)
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match="is no checkpoint of `train`"):
         train(steps=300, checkpoint=path, **settings)
+    with open(path, "wb") as file:
+        np.save(file, X)
+    with pytest.raises(ValueError, match="is no checkpoint of `train`: it holds a single array"):
+        train(steps=300, checkpoint=path, **settings)
+
+
+def test_functions_and_optimizers_of_your_own_are_known_by_their_numbers(tmp_path):
+    path = tmp_path / "training.npz"
+
+    def run(scale, optimizer):
+        net = nl.Network(nl.Dense(b_std=0.3), nl.Activation(lambda x: scale * jnp.tanh(x)), nl.Dense())
+        return nl.train(net, X, Y, width=8, steps=2, optimizer=optimizer, checkpoint=path)
+
+    run(1.0, optax.adam(0.1))
+    run(1.0, optax.adam(0.1))
+    for change, says in (((2.0, optax.adam(0.1)), "network"), ((1.0, optax.adam(0.1, b1=0.8)), "optimizer")):
+        with pytest.raises(ValueError, match=f"is a checkpoint of another training: its {says} gave other numbers"):
+            run(*change)
+    path.unlink()
+    run(1.0, optax.sgd(0.1))
+    with pytest.raises(ValueError, match="its optimizer gave other numbers"):
+        run(1.0, optax.sgd(0.2))
+
+
+def test_an_optimizer_that_keeps_a_random_key(tmp_path):
+    path, optimizer = tmp_path / "training.npz", optax.noisy_sgd(0.01, key=jax.random.key(0))
+    train(steps=2, seeds=2, optimizer=optimizer, checkpoint=path)
+    resumed = train(steps=4, seeds=2, optimizer=optimizer, checkpoint=path)
+    np.testing.assert_array_equal(resumed.losses, train(steps=4, seeds=2, optimizer=optimizer).losses)
+
+
+def test_where_no_checkpoint_can_be_written(tmp_path):
+    for path in (tmp_path / "none" / "training.npz", tmp_path):
+        with pytest.raises(ValueError, match=r"cannot write the checkpoint '.*: .*Give a path in a folder where you may write"):
+            train(steps=1, checkpoint=path)
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path):
+    for name in (".training.npz.abcd_123.tmp", ".other.npz.abcd_123.tmp"):
+        (tmp_path / name).touch()
+    train(steps=1, checkpoint=tmp_path / "training.npz")
+    assert sorted(file.name for file in tmp_path.iterdir()) == [".other.npz.abcd_123.tmp", "training.npz"]
+
+
+def test_the_last_step_may_diverge_too():
+    with pytest.raises(ValueError, match=r"diverged: the loss of seed 0 was .* at first and .* after 1 steps"):
+        train(steps=1, optimizer=optax.sgd(1e20))
+
+
+@pytest.mark.parametrize("scales", [(1e30, 1.0), (1.0, 1e30)])
+def test_numbers_too_large_to_square(scales):
+    with pytest.raises(ValueError, match=r"loss of seed 0 is inf before the first step: divide `x` and `y` by their scale"):
+        nl.train(nl.mlp(1), scales[0] * X, scales[1] * Y, width=8, steps=2)
 
 
 KILLED = """
@@ -179,6 +235,10 @@ def test_a_killed_process_loses_nothing_that_was_written(tmp_path):
         ({"width": 0}, ValueError, r"needs a whole number width >= 1\. Got 0\."),
         ({"steps": 1.5}, ValueError, r"needs a whole number steps >= 1\. Got 1\.5\."),
         ({"seeds": 0}, ValueError, r"needs seeds >= 1, or different whole numbers\. Got 0\."),
+        ({"seeds": [2**32]}, ValueError, r"needs seeds from 0 to 2\*\*32 - 1: others repeat those\. Got 4294967296\."),
+        ({"seeds": (1, -1)}, ValueError, r"others repeat those\. Got -1\."),
+        ({"optimizer": optax.lbfgs()}, ValueError, r"needs an optimizer that takes gradients alone.*'value_fn'\."),
+        ({"optimizer": optax.polyak_sgd()}, ValueError, r"needs an optimizer that takes gradients alone"),
         ({"seeds": [1, 1]}, ValueError, r"different whole numbers\. Got \[1, 1\]\."),
         ({"optimizer": "lbfgs"}, ValueError, r"knows the optimizers adam, gradient_descent, momentum\. Got 'lbfgs'\."),
         ({"optimizer": 3}, TypeError, r"needs an optimizer by name or of optax\. Got 3\."),
@@ -206,6 +266,12 @@ def test_bad_settings(change, error, says):
         (lambda: nl.train(NET, X, Y[:-1]), ValueError, r"one row of `y` per row of `x`"),
         (lambda: nl.train(NET, X[:0], Y[:0]), ValueError, r"needs at least one row"),
         (lambda: nl.train(NET, X, np.full(9, np.nan)), ValueError, r"needs finite numbers\. Row 0 of `y`"),
+        (lambda: nl.train(NET, X, np.ma.array(Y, mask=Y > 0)), ValueError, r"`y` has masked entries"),
+        (
+            lambda: nl.train(SKIP, X, Y, width=4),
+            ValueError,
+            r"as many outputs as `y` has, 1\. Got 4: its last layer is Residual\(.*\)\. End the network in a Dense\.",
+        ),
         (lambda: nl.train(BATCH, X, Y, optimizer="gradient_descent"), ValueError, r"needs a learning_rate for 'gradient_descent'"),
         (lambda: train(steps=1).apply(np.ones((2, 3))), ValueError, r"needs x of shape \(n, 1\)\. Got shape \(2, 3\)\."),
     ],

@@ -9,6 +9,7 @@ from ntk_ln.finite.width_study import _exponent, interval
 X = np.linspace(-1, 1, 10)[:, None]
 Y = np.sin(3 * X[:, 0])
 NET = nl.mlp(1, b_std=1.0, layer_norm="first")
+SKIP = nl.Network(nl.Dense(b_std=0.3), nl.Residual(nl.Activation("relu"), nl.Dense(w_std=1.3, b_std=0.2)))
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +49,7 @@ def test_the_fit_finds_a_power():
     assert found.low < -0.5 < found.high
     assert found.high - found.low < 0.02
     few = interval(np.array([1.0, 3.0]))
+    assert np.isnan(_exponent(widths[:1], errors[:1])).all()
     np.testing.assert_allclose(few, (2.0, 2 - 12.706, 2 + 12.706), rtol=1e-4)  # t of one degree of freedom
 
 
@@ -57,6 +59,29 @@ def test_figure(study, tmp_path):
     assert (tmp_path / "f.png").stat().st_size > 20_000
 
 
+def test_one_trained_width_that_is_none_of_the_kernels():
+    one, two = np.array([[0.2, 0.3]]), np.array([[0.2, 0.3], [0.1, 0.2]])
+    study = nl.WidthStudy(
+        widths=np.array([8, 32]),
+        kernel_errors=two,
+        trained_widths=np.array([16]),
+        stop_time=1.0,
+        learning_rate=0.5,
+        points=X,
+        change_errors=one,
+        outputs=np.stack([[Y, 2 * Y]]),
+        mean=Y,
+        deviation=np.ones(10),
+        kernel_changes=one,
+    )
+    rows = study.table()
+    assert [row["width"] for row in rows] == [8, 16, 32]
+    assert ["kernel_error" in row for row in rows] == ["change_error" not in row for row in rows] == [True, False, True]
+    assert np.isnan(study.change_exponent).all()
+    change = study.figure().axes[1].get_legend()
+    assert [text.get_text() for text in change.get_texts()] == ["one width, no power"]
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -64,9 +89,14 @@ def test_figure(study, tmp_path):
         ({"widths": (64, 32)}, r"ascending\. Got \(64, 32\)\."),
         ({"seeds": 1}, r"needs at least 2 seeds, or there is no spread\. Got 1\."),
         ({"y": Y[:, None]}, r"needs `y` of shape \(n,\), one output"),
+        ({"y": np.ma.array(Y, mask=Y > 0)}, r"`y` has masked entries"),
+        (
+            {"net": SKIP, "widths": (8, 16)},
+            r"`width_study.* as many outputs as `y` has, 1\. Got 16: .*End the network in a Dense\.",
+        ),
     ],
 )
 def test_errors(change, says):
-    settings = {"x": X, "y": Y} | change
+    settings = {"net": NET, "x": X, "y": Y} | change
     with pytest.raises(ValueError, match=says):
-        nl.width_study(NET, settings.pop("x"), settings.pop("y"), **settings)
+        nl.width_study(settings.pop("net"), settings.pop("x"), settings.pop("y"), **settings)

@@ -174,6 +174,41 @@ def test_modules_of_other_libraries():
         nl.from_equinox(3)
 
 
+def test_the_module_may_go_on_training():
+    flax = pytest.importorskip("flax.nnx")
+    x = X1.astype(np.float32)
+    module = flax.Linear(3, 2, rngs=flax.Rngs(0))
+    apply_fn, params = nl.from_nnx(module)
+    before = np.asarray(apply_fn(params, x))
+    module.kernel[...] = 2 * module.kernel[...]
+    np.testing.assert_array_equal(apply_fn(params, x), before)
+    for layer in (flax.BatchNorm(2, rngs=flax.Rngs(0)), flax.Dropout(0.5, rngs=flax.Rngs(0))):
+        whole = flax.Sequential(module, layer)
+        with pytest.raises(ValueError, match=rf"Got a {type(layer).__name__} in training: call `module\.eval\(\)` first"):
+            nl.from_nnx(whole)
+        whole.eval()
+        assert EmpiricalNTK(*nl.from_nnx(whole))(x).shape == (11, 11)
+
+
+class Scaled:
+    scale = 1.0
+
+    def __call__(self, params, x):
+        return self.scale * x @ params
+
+
+@pytest.mark.parametrize("function", [lambda scaled: scaled, lambda scaled: scaled.__call__], ids=["object", "method"])
+def test_a_kernel_is_of_its_own_time(function):
+    scaled, params = Scaled(), np.ones(3)
+    k = EmpiricalNTK(function(scaled), params)
+    params[:] = 5
+    np.testing.assert_array_equal(k.params, np.ones(3))
+    once = k(X1)
+    scaled.scale = 2.0
+    np.testing.assert_array_equal(k(X1), once)
+    assert_close(EmpiricalNTK(function(scaled), params)(X1), 4 * once)
+
+
 def test_agrees_with_neural_tangents():
     nt = import_neural_tangents()
     net, params = NETWORKS["affine after"], parameters("affine after")
@@ -313,7 +348,31 @@ SPOILT = (*PARAMS[:-1], {**PARAMS[-1], "w": np.full((6, 2), np.nan)})
         (lambda: EmpiricalNTK(NET, SPOILT), ValueError, r"12 entries of `params\[5\]\['w'\]` are not finite"),
         (lambda: EmpiricalNTK(jnp.matmul, {"w": 3}), TypeError, r"floating-point arrays as parameters\. Got none\."),
         (lambda: EmpiricalNTK(jnp.matmul, np.ones(3)).pair(X1), TypeError, r"needs a Network: only there is the last layer known"),
-        (lambda: EmpiricalNTK(lambda w, x: jnp.sum(x @ w), np.ones(3))(X1), ValueError, r"\(n,\) or \(n, k\)\. Got shape \(\)"),
+        (
+            lambda: EmpiricalNTK(lambda w, x: jnp.sum(x @ w), np.ones(3))(X1),
+            ValueError,
+            r"\(n,\) or \(n, k\), k >= 1\. Got shape \(\)",
+        ),
+        (lambda: EmpiricalNTK(lambda w, x: x[:, :0] * w[0], np.ones(3))(X1), ValueError, r"k >= 1\. Got shape \(2, 0\)"),
+        (
+            lambda: EmpiricalNTK(NET, PARAMS).matvec(X1, 1j * X1[:, 0]),
+            TypeError,
+            r"needs real numbers as `v`\. Got dtype complex128",
+        ),
+        (lambda: EmpiricalNTK(NET, PARAMS).matvec(X1, jnp.ones(11, complex)), TypeError, r"needs real numbers as `v`"),
+        (
+            lambda: EmpiricalNTK(NET, PARAMS).matvec(X1, np.full(11, np.nan)),
+            ValueError,
+            r"matvec\(x, v\)` needs finite numbers\. Row 0 of `v`",
+        ),
+        (
+            lambda: EmpiricalNTK(NET, PARAMS).matvec(X1, np.ma.array(X1[:, 0], mask=X1[:, 0] > 0)),
+            ValueError,
+            r"`v` has masked entries",
+        ),
+        (lambda: EmpiricalNTK(NET, PARAMS).operator(np.ma.array(X1, mask=X1 > 0)), ValueError, r"`x` has masked entries"),
+        (lambda: EmpiricalNTK(NET, PARAMS).operator(X1[0]), ValueError, r"operator\(x\)` needs `x` of shape \(n, d\)"),
+        (lambda: EmpiricalNTK(NET, PARAMS).operator(X1[:, :2]), ValueError, r"operator\(x\)` needs `x` of shape \(n, 3\)"),
         (lambda: EmpiricalNTK(NET, PARAMS)(X1[:, :2]), ValueError, r"needs `x` of shape \(n, 3\), .* Got shape \(11, 2\)\."),
         (lambda: EmpiricalNTK(NET, PARAMS)(X1, X2[0]), ValueError, r"needs `x2` of shape \(n, d\)"),
         (lambda: EmpiricalNTK(NET, PARAMS)(np.full((2, 3), np.inf)), ValueError, r"needs finite numbers\. Row 0"),
