@@ -6,6 +6,7 @@ from math import ceil, log10
 import numpy as np
 import scipy  # its submodules load at first use: at the top they would cost a third of `import ntk_ln`
 
+from ntk_ln import _cholesky
 from ntk_ln._triangle import mirrored, product
 from ntk_ln.spectrum import largest_eigenvalue, of_triangle
 
@@ -55,7 +56,7 @@ class Solution:
     def reduction(self, cross: np.ndarray) -> np.ndarray:
         """k^T (K + noise I)^-1 k, or with the pseudo-inverse, of each column k."""
         if self.factored:
-            white = scipy.linalg.lapack.dtrtrs(self.square, cross, lower=1)[0]
+            white = _cholesky.forward(self.square, cross)
         else:
             white = (self.vectors.T @ cross) / np.sqrt(self.values)[:, None]
         return np.square(white).sum(axis=0)
@@ -63,7 +64,7 @@ class Solution:
     def solve(self, b: np.ndarray) -> np.ndarray:
         """(K + noise I)^-1 b, or the pseudo-inverse, for b of shape (n, m)."""
         if self.factored:
-            return scipy.linalg.lapack.dpotrs(self.square, b, lower=1)[0]
+            return _cholesky.solve(self.square, b)
         return self.vectors @ ((self.vectors.T @ b) / self.values[:, None])
 
     def log_determinant(self) -> float:
@@ -91,14 +92,11 @@ def solve(gram: np.ndarray, y: np.ndarray, noise: float, eps: float) -> Solution
             f"Use noise=0 or noise >= {rounded_up(rounding):.0e}."
         )
     np.fill_diagonal(square, diagonal + noise)
-    square, info = scipy.linalg.lapack.dpotrf(square, lower=1, clean=0, overwrite_a=1)
-    if info == 0:
+    if _cholesky.factor(square):
         # Pivots of a singular matrix may round to positive numbers: ask for the eigenvalue.
-        smallest = noise or 1 / largest_eigenvalue(
-            lambda v: scipy.linalg.lapack.dpotrs(square, v[:, None], lower=1)[0][:, 0], n, rtol=0.01
-        )
+        smallest = noise or 1 / largest_eigenvalue(lambda v: _cholesky.solve(square, v[:, None])[:, 0], n, rtol=0.01)
         if smallest > rounding or noise:
-            alpha = scipy.linalg.lapack.dpotrs(square, y, lower=1)[0]
+            alpha = _cholesky.solve(square, y)
             empty = np.empty((n, 0))
             return Solution(square, diagonal, alpha, eps, rounding, (largest + noise) / smallest, True, empty[0], empty)
     if noise:

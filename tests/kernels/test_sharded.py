@@ -59,6 +59,7 @@ def check(*running):
         assert out.endswith("right\n")
 
 
+@pytest.mark.slow
 def test_eight_devices():
     check(start(1))
 

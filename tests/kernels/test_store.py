@@ -73,6 +73,7 @@ def test_it_goes_on_where_it_stopped(folder, monkeypatch):
     assert not asked
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment(folder):
     program = (
         "import numpy as np, ntk_ln as nl, sys\n"
