@@ -115,6 +115,7 @@ def test_raw_features(run, table, monkeypatch, option, standardized):
     assert bool(np.std(seen[0].x[:, 1]) > 1000) is not standardized
 
 
+@pytest.mark.slow
 def test_a_theorem_that_fails_is_status_1(run, monkeypatch, quick_figures):
     failed = nl.check_theorem_3_2(nl.mlp(1, layer_norm="first"))._replace(holds=False)
     monkeypatch.setattr(nl, "check_theorem_3_2", lambda network: failed)

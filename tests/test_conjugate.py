@@ -17,7 +17,7 @@ def exact():
     return nl.posterior(KERNEL, X, Y, noise=NOISE)
 
 
-@pytest.mark.parametrize("of", ["tiles", "disk", "blocks"])
+@pytest.mark.parametrize("of", ["tiles", "disk", pytest.param("blocks", marks=pytest.mark.slow)])
 def test_it_is_the_posterior(exact, of, tmp_path):
     kernel, options = KERNEL, {}
     if of == "disk":

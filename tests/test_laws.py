@@ -64,6 +64,7 @@ def test_with_a_norm_the_mean_is_bounded_and_has_a_limit(net, dataset, v, radius
     assert abs(p.mean(1e12 * v[None, :])[0] - limit.coefficient) <= slack
 
 
+@pytest.mark.slow
 @settings(laws, max_examples=3)
 @given(net=testing.networks(layer_norm=False, activations=("relu", "abs"), max_depth=1), dataset=data)
 def test_without_a_norm_theorem_3_1_holds_and_no_number_is_called_a_bound(net, dataset):

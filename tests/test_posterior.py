@@ -314,6 +314,7 @@ def test_log_marginal_likelihood(data, noise):
     assert log_marginal_likelihood(KERNEL, x, two, noise) == pytest.approx(want, rel=1e-11)
 
 
+@pytest.mark.slow
 def test_log_marginal_likelihood_under_jit_and_grad(data):
     x, y = data
     eager = log_marginal_likelihood(KERNEL, x, y, 0.1)

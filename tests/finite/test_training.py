@@ -127,6 +127,7 @@ def test_batch_norm_with_frozen_statistics_has_an_empirical_kernel():
     assert nl.network_from_config(BATCH.to_config()).to_config() == BATCH.to_config()
 
 
+@pytest.mark.slow
 def test_training_goes_on_where_it_stopped(tmp_path):
     path = tmp_path / "training.npz"
     settings = {"seeds": 2, "optimizer": "adam"}

@@ -21,7 +21,7 @@ NETWORKS = {
     "skip": nl.Network(nl.Dense(b_std=0.1), nl.Residual(nl.Activation("relu"), nl.Dense(w_std=2**0.5)), nl.Dense()),
     "smooth": nl.mlp(1, activation="gelu", layer_norm="last"),
 }
-QUICK = ("biases", "table of the angle", "no biases")
+QUICK = ("biases", "table of the angle")
 
 
 def points(n, d, dtype=np.float64):
