@@ -14,7 +14,7 @@ import scipy  # its submodules load at first use: at the top they would cost a t
 
 from ntk_ln._dtype import Inputs, check_finite, check_numbers, check_rows, computing, enable_x64, is_tracer, same_rows
 from ntk_ln.kernels import _jacobians, _layerwise
-from ntk_ln.kernels._base import AbstractKernel, KernelPair
+from ntk_ln.kernels._base import AbstractKernel, KernelPair, symmetric_operator
 from ntk_ln.kernels._jacobians import is_trained
 from ntk_ln.layers import Dense
 from ntk_ln.network import Network
@@ -223,7 +223,7 @@ class EmpiricalNTK(AbstractKernel):
             columns = np.asarray(v).reshape(*shape, -1)
             return np.asarray(self.matvec(x, columns), np.float64).reshape(n, -1)
 
-        return scipy.sparse.linalg.LinearOperator((n, n), matvec=product, rmatvec=product, matmat=product, dtype=self._own_dtype)  # pyright: ignore[reportCallIssue]
+        return symmetric_operator(n, product, self._own_dtype)
 
     @property
     def _own_dtype(self) -> Any:

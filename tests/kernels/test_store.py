@@ -51,12 +51,12 @@ def test_it_goes_on_where_it_stopped(folder, monkeypatch):
     def stops(select, network, x1, x2, starts, size):
         for tile, start in zip(compute(select, network, x1, x2, starts, size), starts, strict=True):
             if len(asked) == 4:
-                raise KeyboardInterrupt
+                raise KeyboardInterrupt("enough")
             asked.append(start)
             yield tile
 
     monkeypatch.setattr(gram, "compute", stops)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match="enough"):
         nl.stream_gram(KERNEL, X, folder, tile=16)
     begun = nl.open_gram(folder)
     assert not begun.complete
