@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ntk_ln._numerics import asin_ratio, divide, sqrt
+from ntk_ln._numerics import angle_ratio, divide, sqrt
 
 SCALES = (
     0.5160069216854286,
@@ -113,10 +113,10 @@ def product(a, alpha):
     return (alpha1 * a1) * (alpha2 * a2)
 
 
-def asin_over(square, root):
-    """asin(x)/x for x^2 = square in [0, 1], root = sqrt(1 - x^2)."""
-    over = 1 / (1 + root)
-    return jnp.sqrt(2 * over) * asin_ratio(square * over / 2)
+def asin_over(root):
+    """asin(x)/x for root = sqrt(1 - x^2), 0 <= x <= 1."""
+    cos = jnp.sqrt((1 + root) / 2)  # of half the angle
+    return angle_ratio(cos) / cos
 
 
 def drop_over(p, m, root0, root):
@@ -126,9 +126,9 @@ def drop_over(p, m, root0, root):
     """
     square = p * p
     sine = 4 * square * m * (1 - m) * divide(1.0, root + root0) + 2 * m * root0
-    over = 1 / (1 + root * root0 + square * (1 - 2 * m))
-    half = sine * sine * over / 2
-    return sine * jnp.sqrt(2 * over) * asin_ratio(square * half), sine, half
+    cos2 = (1 + root * root0 + square * (1 - 2 * m)) / 2  # cos of half the angle, squared
+    cos = jnp.sqrt(cos2)
+    return sine / cos * angle_ratio(cos), sine, sine * sine / (4 * cos2)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3))
@@ -185,6 +185,6 @@ def one_minus_squares(p, m, a, alpha, beta):
 
 def silu_product(p, c, zy4, beta, root):
     """E[w Phi w' Phi']/(F F') of a pair of nodes, zy4 = 1 - c^2 and root = sqrt(1 - p^2 c^2)."""
-    prob = 1 / 4 + p * c * asin_over(p * p * c * c, root) / (2 * pi)
+    prob = 1 / 4 + p * c * asin_over(root) / (2 * pi)
     squares = beta[0] * beta[0] + beta[1] * beta[1]
     return c * prob + divide(p * (zy4 + c * c * squares), 2 * pi * root)

@@ -66,7 +66,7 @@ class Silu(AbstractActivation):
             p = logistic.product(a12, alpha)
             root0, root = logistic.one_minus_squares(p, m, a12, alpha, beta)
             squares = beta[0] * beta[0] + beta[1] * beta[1]
-            asin = p * c * logistic.asin_over(p * p * c * c, root)
+            asin = p * c * logistic.asin_over(root)
             drop, _, _ = logistic.drop_over(p, m, root0, root)
             # E[phi phi] at 1 less that at c >= 0; for c < 0, 1 + ratio has twice the even half of SiLU besides (gelu.py).
             over = divide(1.0, root)

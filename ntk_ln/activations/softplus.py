@@ -68,7 +68,7 @@ class Softplus(AbstractActivation):
         def term(alpha, beta):
             p = logistic.product(a12, alpha)
             root0, root = logistic.one_minus_squares(p, m, a12, alpha, beta)
-            asin = p * c * logistic.asin_over(p * p * c * c, root)
+            asin = p * c * logistic.asin_over(root)
             drop, sine, half = logistic.drop_over(p, m, root0, root)
             # J_1(t) - J_1(t + s) = (pi - t - s)(cos t - cos(t + s)) + (s - sin s) cos t + (1 - cos s) sin t, over p.
             return (pi / 2 + asin) * 2 * m + p * clipped(drop - sine) + 2 * p * half * root0, asin
@@ -106,7 +106,7 @@ def _product(pair, a, alpha, beta):
     def term(alpha, beta):
         p = logistic.product(a12, alpha)
         root0, _ = logistic.one_minus_squares(p, 0.0, a12, alpha, beta)
-        return ((root0 + p * (pi / 2 + p * logistic.asin_over(p * p, root0))) / (alpha[0] * alpha[1]),)
+        return ((root0 + p * (pi / 2 + p * logistic.asin_over(root0))) / (alpha[0] * alpha[1]),)
 
     return logistic.node_sum(term, (alpha, beta), pair, a12[0] + a12[1])[0] / (2 * pi)
 

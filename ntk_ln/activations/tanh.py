@@ -99,8 +99,7 @@ def _product(pair, a, b, alpha):
             root0 = b * jnp.sqrt(over[0] ** 2 + (first * over[1]) ** 2)
         else:
             root0 = sqrt((b12[0] * over[0]) ** 2 + (first * b12[1] * over[1]) ** 2)
-        square = (first * (a12[1] * alpha[1])) ** 2
-        return (alpha[0] * alpha[1] * logistic.asin_over(square, root0),)
+        return (alpha[0] * alpha[1] * logistic.asin_over(root0),)
 
     over = alpha * jnp.asarray(np.array(logistic.SCALES)[:, None] / 2, a.dtype)  # beta_j/b
     return logistic.node_sum(term, (alpha, over), pair, a12[0] + a12[1])[0]

@@ -1,12 +1,13 @@
 """Where only the angle is left to vary, what the remaining layers do is a table of one variable.
 
 After a norm layer without eps every input has the same E[unit^2], and a homogeneous network without biases never asks for it.
-The layers above then take a pair's angle theta and tangent T to cos_new = C(theta) and T_new = A(theta) T + B(theta): Chebyshev
-series in theta, in which these functions are analytic where the activations' integrals are (arc-cosine kernels are).
+The layers above then take a pair's angle theta and tangent T to cos_new = C(theta) and T_new = A(theta) T + B(theta), analytic
+in theta where the activations' integrals are (arc-cosine kernels are): Chebyshev series in v = sin(theta/2) - cos(theta/2), which
+needs no arcsine; theta is analytic in v up to |v| = sqrt 2.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from math import pi
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ntk_ln._dtype import enable_x64
-from ntk_ln._numerics import asin_ratio, sqrt
+from ntk_ln._numerics import sqrt
 from ntk_ln.layers import AbstractLayer, Activation, Dense, Growth, Inputs, Pairing, Residual, Side, State
 from ntk_ln.layers._base import is_zero
 from ntk_ln.layers._norm import AbstractNorm
@@ -27,7 +28,7 @@ EPS = 2.0**-52
 
 
 class Table(NamedTuple):
-    """Chebyshev coefficients in 2 theta/pi - 1 of the layers from `start` on; `slope` is None where T is the cosine itself."""
+    """The series of the layers from `start` on, as `_blocks`; `slope` is None where T is the cosine itself."""
 
     start: int
     cos: Any
@@ -36,18 +37,16 @@ class Table(NamedTuple):
 
     def __call__(self, state: State) -> tuple[Any, Any]:
         """The cosine and the tangent at the output."""
-        x = 2 / pi * _angle(state.z, state.y) - 1
-        tangent = _series(self.tangent, x)
+        v = sqrt(state.z) - sqrt(state.y)
+        tangent = _series(self.tangent, v)
         if self.slope is not None:
-            tangent = tangent + _series(self.slope, x) * state.tangent
-        return _series(self.cos, x), tangent
+            tangent = tangent + _series(self.slope, v) * state.tangent
+        return _series(self.cos, v), tangent
 
     def rounded(self, dtype: Any) -> "Table":
         """Without the terms that this dtype does not see."""
-        eps = float(jnp.finfo(dtype).eps)
-        cos, tangent = (_trimmed(c, eps / 2).astype(dtype) for c in (self.cos, self.tangent))
-        slope = None if self.slope is None else _trimmed(self.slope, eps / 2).astype(dtype)
-        return Table(self.start, cos, slope, tangent)
+        share = float(jnp.finfo(dtype).eps) / 2
+        return Table(self.start, *(None if c is None else _blocks(_trimmed(c, share)).astype(dtype) for c in self[1:]))
 
 
 @lru_cache(maxsize=64)
@@ -62,9 +61,8 @@ def _table(layers: tuple[AbstractLayer, ...], start: int, numbers: tuple[float, 
         after = _after(_wide(rest), sample)
         plain = all(isinstance(layer, AbstractNorm) and not layer.affine for layer in head[1:]) and isinstance(head[0], Dense)
 
-        def values(x: np.ndarray) -> tuple[Any, Any, Any]:
-            theta = pi * (np.asarray(x) + 1) / 2
-            z, y = np.sin(theta / 2) ** 2, np.cos(theta / 2) ** 2
+        def values(v: np.ndarray) -> tuple[Any, Any, Any]:
+            z, y = ((np.sqrt(2 - v * v) + sign * v) ** 2 / 4 for sign in (1, -1))
             cos, one = after(z, y, y - z if plain else np.ones_like(z))
             return (cos, None, one) if plain else (cos, one - (zero := after(z, y, np.zeros_like(z))[1]), zero)
 
@@ -74,7 +72,7 @@ def _table(layers: tuple[AbstractLayer, ...], start: int, numbers: tuple[float, 
             nodes = np.cos(pi * (np.arange(TERMS[-1]) % terms + 0.5) / terms)  # one shape, one compilation
             series: list[Any] = [None if v is None else _trimmed(_coefficients(v[:terms]), EPS) for v in values(nodes)]
             if all(
-                c is None or np.abs(np.polynomial.chebyshev.chebval(check, c) - v).max() <= 64 * EPS * max(1.0, np.abs(v).max())
+                c is None or np.abs(_series(_blocks(c), check) - v).max() <= 64 * EPS * max(1.0, np.abs(v).max())
                 for c, v in zip(series, wanted, strict=True)
             ):
                 return Table(start, *series)
@@ -142,32 +140,24 @@ def _trimmed(coefficients: Any, share: float) -> Any:
     return coefficients[: 1 + (int(counts[-1]) if len(counts) else 0)]
 
 
-def _angle(z, y):
-    swap = z > y
-    m = jnp.where(swap, y, z)
-    theta = 2 * sqrt(m) * asin_ratio(m)
-    return jnp.where(swap, pi - theta, theta)
+def _blocks(coefficients: np.ndarray) -> np.ndarray:
+    """Row j: the polynomial A_j, in ascending powers of w = T_m(x), of sum_k c_k T_k(x) = sum_{j < m} T_j(x) A_j(w).
+
+    T_j T_mk = (T_{mk+j} + T_{mk-j})/2. The A_j fall so fast in w that their powers lose no digits, and there are m short chains
+    of single steps to evaluate instead of a long one of double steps.
+    """
+    m = 4 if len(coefficients) <= 96 else 8
+    c = np.concatenate([coefficients, np.zeros(-len(coefficients) % m)]).reshape(-1, m)
+    for k in range(len(c) - 1, 0, -1):
+        c[k - 1, 1:] -= c[k, :0:-1]
+        c[k, 1:] *= 2
+    return np.stack([np.resize(np.append(np.polynomial.chebyshev.cheb2poly(a), np.zeros(len(c))), len(c)) for a in c.T])
 
 
-def _series(coefficients: np.ndarray, x):
-    """sum_k c_k T_k(x) by Clenshaw's recurrence, even and odd terms apart: two short chains instead of a long one."""
-    even, odd = coefficients[::2], coefficients[1::2]
-    t = 2 * x * x - 1  # T_2k(x) = T_k(t), T_2k+1(x) = x V_k(t)
-    total, _ = _clenshaw(even, t)
-    if not len(odd):
-        return total
-    first, second = _chain(odd, t)
-    return total + x * (first - second)
-
-
-def _clenshaw(c, t):
-    first, second = _chain(c, t)
-    return first - t * second, second
-
-
-def _chain(c, t):
-    """b_0 and b_1 of b_k = c_k + 2 t b_{k+1} - b_{k+2}."""
-    first, second = jnp.full_like(t, c[-1]), jnp.zeros_like(t)
-    for k in range(len(c) - 2, -1, -1):
-        first, second = c[k] + 2 * t * first - second, first
-    return first, second
+def _series(blocks: np.ndarray, x):
+    """The sum of `_blocks` at x."""
+    basis = [1.0, x]
+    while len(basis) <= len(blocks):
+        basis.append(2 * x * basis[-1] - basis[-2])
+    w = basis.pop()
+    return sum(t * reduce(lambda value, c: value * w + c, a[-2::-1], a[-1]) for t, a in zip(basis, blocks, strict=True))

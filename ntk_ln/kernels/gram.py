@@ -72,9 +72,12 @@ def gram(select: Callable[[Any], Any], network: Network, x1: np.ndarray, x2: np.
     out = jax.tree.map(lambda _: np.empty((n1, n2), x1.dtype), results)
     starts = list(_starts(n1, n2, same=x2 is None))
     size = side(n1), side(n2)
-    tiles = compute(select, network, x1, x2, starts, size)
-    for (i, j), tile in zip(starts, announced(tiles, len(starts), "Gram matrix"), strict=True):
+
+    def place(tile: Any, i: int, j: int) -> None:
         jax.tree.map(partial(_place, i=i, j=j, same=x2 is None), out, tile)
+
+    for _ in announced(compute(select, network, x1, x2, starts, size, place), len(starts), "Gram matrix"):
+        pass
     return out
 
 
@@ -83,12 +86,15 @@ def multiply(select: Callable[[Any], Any], network: Network, x: np.ndarray, b: n
     n, out = len(x), np.zeros(b.shape)
     tile = side(n)
     starts = list(_starts(n, n, same=True))
-    for (i, j), block in zip(starts, compute(select, network, x, None, starts, (tile, tile)), strict=True):
-        rows, columns = slice(i, i + tile), slice(j, j + tile)
+
+    def products(block: np.ndarray, i: int, j: int) -> tuple[np.ndarray, np.ndarray]:
         block = block[: n - i, : n - j]
-        out[rows] += block @ b[columns]
+        return block @ b[j : j + tile], block.T @ b[i : i + tile]
+
+    for (i, j), (rows, columns) in zip(starts, compute(select, network, x, None, starts, (tile, tile), products), strict=True):
+        out[i : i + tile] += rows
         if i != j:
-            out[columns] += block.T @ b[rows]
+            out[j : j + tile] += columns
     return out
 
 
@@ -99,8 +105,12 @@ def compute(
     x2: np.ndarray | None,
     starts: Sequence[tuple[int, int]],
     size: tuple[int, int],
+    then: Callable[[Any, int, int], Any] = lambda tile, i, j: tile,
 ) -> Iterator[Any]:
-    """The tiles that begin at these rows and columns, in this order, each `size` large but at the ends of the matrix."""
+    """`then` of the tiles that begin at these rows and columns, in this order.
+
+    `then(tile, i, j)` runs in the thread that made the tile; at the ends of the matrix a tile is larger than what is left.
+    """
     plan = Plan.of(network, x1.dtype)
     with precision_of(x1.dtype):
         rows1 = Rows.of(plan, x1, size[0])
@@ -109,12 +119,11 @@ def compute(
 
     def one(start: tuple[int, int]) -> Any:
         with precision_of(x1.dtype):
-            if diagonal is None or start[0] != start[1]:
-                return _host(_tile(select, plan, rows1, rows2, start, size, same=False))
-            tile = _tile(select, plan, rows1, rows2, start, size, same=True)
-            return jax.tree.map(partial(_mirrored, start=start[0]), tile, diagonal)
+            same = diagonal is not None and start[0] == start[1]
+            tile = _host(_tile(select, plan, rows1, rows2, start, size, same=same))
+        return then(jax.tree.map(partial(_mirrored, start=start[0]), tile, diagonal) if same else tile, *start)
 
-    workers = os.cpu_count() or 1
+    workers = 2 * (os.cpu_count() or 1)  # half of them wait for XLA's own threads
     with ThreadPoolExecutor(workers) as pool:
         waiting: list[Any] = []
         try:
@@ -181,8 +190,8 @@ def _tile(select, plan: Plan, rows1: Rows, rows2: Rows, start: tuple[int, int], 
     unit1, unit2 = rows1.unit[i : i + size[0]], rows2.unit[j : j + size[1]]
     if columns <= FEW:  # differences are as fast as a product
         return _exact(*given, size)
-    product = unit1 @ unit2.T if columns > WIDE else np.asarray(_matmul(rows1.first, rows2.first, i, j, size))
-    tile = _fast(*given, product, size)
+    tile, product = _fast(*given, unit1 @ unit2.T if columns > WIDE else None, size)
+    product = np.asarray(product)
     if not same and max(product.max(), -product.min()) <= 1 - 2 * NEAR:
         return tile
     near = np.asarray(is_near(product))
@@ -220,17 +229,13 @@ def _exact(select, layers, series, rows1, rows2, i, j, size):
     return _pass(select, layers, series, _cut(rows1, i, size[0]), _cut(rows2, j, size[1]), None, size[0])
 
 
-@partial(jax.jit, static_argnums=4)
-def _matmul(rows1, rows2, i, j, size):
-    one, two = _cut(rows1, i, size[0]), _cut(rows2, j, size[1])
-    return jnp.matmul(one.rows, two.rows.T, precision=jax.lax.Precision.HIGHEST)
-
-
 @partial(jax.jit, static_argnums=(0, 8))
 def _fast(select, layers, series, rows1, rows2, i, j, product, size):
-    """The tile from products alone."""
+    """The tile from products alone, and the products."""
     one, two = _cut(rows1, i, size[0]), _cut(rows2, j, size[1])
-    return _pass(select, layers, series, one, two, product, size[0])
+    if product is None:
+        product = jnp.matmul(one[0].rows, two[0].rows.T, precision=jax.lax.Precision.HIGHEST)
+    return _pass(select, layers, series, one, two, product, size[0]), product
 
 
 @partial(jax.jit, static_argnums=0)
