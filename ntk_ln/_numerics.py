@@ -25,7 +25,7 @@ def sqrt(x):
 def divide(x, y, otherwise=0.0):
     """x / y, and `otherwise` where y is 0; both branches stay finite under differentiation."""
     zero = y == 0
-    return jnp.where(zero, otherwise, x / jnp.where(zero, 1, y))
+    return jnp.where(zero, otherwise, x) / jnp.where(zero, 1, y)
 
 
 def clipped(x):
@@ -81,8 +81,10 @@ def power(x, n: float):
     return jnp.where(x == 0, 0, value)
 
 
-def complement(z, y):
-    """The pair (z, y) with z + y = 1: the smaller one, clipped at 0, decides."""
+def complement(z, y, *, acute=False):
+    """The pair (z, y) with z + y = 1: the smaller one, clipped at 0, decides. `acute`: 0 <= z <= y is known."""
+    if acute:
+        return z, 1 - z
     swap = z > y
     small = clipped(jnp.where(swap, y, z))
     return jnp.where(swap, 1 - small, small), jnp.where(swap, small, 1 - small)
@@ -121,7 +123,7 @@ def half_angles(a, split: int, inputs, product=None):
         return _without_equals(*complement(*_by_differences(*columns[0])), *columns[1])
 
     if product is not None:
-        return complement((1 - product) / 2, (1 + product) / 2)
+        return clipped((1 - product) / 2), clipped((1 + product) / 2)
     if a.shape[1] <= FEW:
         return exact(a1, in1)
     cos = jnp.matmul(a1, a2.T, precision=jax.lax.Precision.HIGHEST)
@@ -168,35 +170,34 @@ def _over_columns(join, term, v1, v2):
 
 # --- arc-cosine kernels (Cho & Saul 2009): E[max(a,0)^n max(b,0)^n] = J_n(theta)/(2 pi) ---------------------------------
 
-# phi/sin phi from k = cos phi in [sqrt(1/2), 1], in powers of t, its image on [-1, 1]: the Chebyshev interpolant of degree 11,
-# taken at 50 digits (tests/test_numerics.py recomputes it). The nearest singularity, k = -1, is t = -12.7: the error falls as
-# 25^-degree, 8e-18 here. (In m = sin^2 phi the nearest is m = 1, and it takes degree 20.)
-_ANGLE_RATIO = (
-    1.0518670731772526,
-    -0.055124008703859965,
-    0.003476703957376641,
-    -0.0002351674168606672,
-    1.650328739525575e-05,
-    -1.184746138049031e-06,
-    8.637174127327371e-08,
-    -6.367310841154914e-09,
-    4.733183970280197e-10,
-    -3.5421340919981867e-11,
-    2.7115380074267196e-12,
-    -2.049177037240232e-13,
+# 2 phi/sin phi from k = cos phi in [sqrt(1/2), 1], in powers of k - CENTRE: the interpolant of degree 11 at Chebyshev's nodes,
+# taken at 50 digits (tests/test_numerics.py recomputes it). The nearest singularity is k = -1, 12.7 times as far from the centre
+# as the ends: the error falls as 25^-degree, 1e-17 here. (In sin^2 phi it takes degree 20.)
+_TWICE_ANGLE_RATIO = (
+    2.103734146354505,
+    -0.7528205525163649,
+    0.324219450398183,
+    -0.14975081027439655,
+    0.07176012288213598,
+    -0.035176991313706336,
+    0.017511596585026722,
+    -0.008815172178617384,
+    0.004474544291966457,
+    -0.002286552108963433,
+    0.0011952327383324675,
+    -0.0006167894596611741,
 )
-_LOWEST = 0.5**0.5
+CENTRE = 0.8535533905932737
 
 
-def angle_ratio(k):
-    """phi/sin phi for k = cos phi, 0 <= phi <= pi/4."""
-    terms = _ANGLE_RATIO if k.dtype == jnp.float64 else _ANGLE_RATIO[:7]
-    t = k * (2 / (1 - _LOWEST)) - (1 + _LOWEST) / (1 - _LOWEST)
+def twice_angle_ratio(u):
+    """2 phi/sin phi for cos phi = u + CENTRE, 0 <= phi <= pi/4."""
+    terms = _TWICE_ANGLE_RATIO if u.dtype == jnp.float64 else _TWICE_ANGLE_RATIO[:7]
     # Pairs of pairs (Estrin): in a row, each step would wait for the one before.
     while len(terms) > 1:
         whole = len(terms) // 2 * 2
-        terms = [low + t * high for low, high in zip(terms[:whole:2], terms[1:whole:2], strict=True)] + list(terms[whole:])
-        t = t * t
+        terms = [low + u * high for low, high in zip(terms[:whole:2], terms[1:whole:2], strict=True)] + list(terms[whole:])
+        u = u * u
     return terms[0]
 
 
@@ -206,11 +207,12 @@ J_AT_ZERO = (pi, pi, 3 * pi, 15 * pi)
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _jc(n: int, m):
     """J_n(pi - theta) for the angle theta <= pi/2 with m = (1 - cos theta)/2."""
-    root, coroot = sqrt(m), sqrt(1 - m)  # the guard lets XLA fuse both into what uses them
-    theta = 2 * root * angle_ratio(coroot)
+    # XLA fuses a root into one use only: that is the guard. The shift is exact, there and back.
+    root, shifted = sqrt(m), sqrt(1 - m) - CENTRE
+    theta = root * twice_angle_ratio(shifted)
     if n == 0:
         return theta
-    s, c = 2 * root * coroot, 1 - 2 * m
+    s, c = 2 * root * (shifted + CENTRE), 1 - 2 * m
     if n == 1:
         value = s - theta * c
     elif n == 2:
@@ -249,8 +251,14 @@ def _d_jvp(n, primals, tangents):
     return _d(n, m), slope * dm
 
 
-def arc_cosine(n: int, z, y):
-    """J_n(theta), J_n(pi - theta), J_n(0) - J_n(theta), J_n(0) - J_n(pi - theta) at z = (1 - cos theta)/2, y = 1 - z."""
+def arc_cosine(n: int, z, y, *, acute=False):
+    """J_n(theta), J_n(pi - theta), J_n(0) - J_n(theta), J_n(0) - J_n(pi - theta) at z = (1 - cos theta)/2, y = 1 - z.
+
+    `acute`: theta <= pi/2 is known.
+    """
+    if acute:
+        jc, d = _jc(n, z), _d(n, z)
+        return J_AT_ZERO[n] - d, jc, d, J_AT_ZERO[n] - jc
     swap = z > y
     m = jnp.where(swap, y, z)
     jc, d = _jc(n, m), _d(n, m)

@@ -13,23 +13,23 @@ EPS = np.finfo(np.float64).eps
 POINTS = np.concatenate([np.linspace(0, 0.5, 201)[1:], 10.0 ** np.arange(-30.0, -2)])
 
 
-def test_angle_ratio_is_the_interpolant_it_says():
+def test_twice_angle_ratio_is_the_interpolant_it_says():
     with mp.workdps(50):
-        n, lowest = len(nm._ANGLE_RATIO), 1 / mp.sqrt(2)
+        n, half = len(nm._TWICE_ANGLE_RATIO), (1 - 1 / mp.sqrt(2)) / 2
         for j in range(n):
-            t = mp.cos(mp.pi * (j + mp.mpf(1) / 2) / n)
-            k = (1 + lowest) / 2 + (1 - lowest) / 2 * t
-            got = mp.fsum(mp.mpf(c) * t**i for i, c in enumerate(nm._ANGLE_RATIO))
-            assert abs(got / (mp.acos(k) / mp.sqrt(1 - k * k)) - 1) < EPS / 2
+            u = half * mp.cos(mp.pi * (j + mp.mpf(1) / 2) / n)
+            k = nm.CENTRE + u
+            got = mp.fsum(mp.mpf(c) * u**i for i, c in enumerate(nm._TWICE_ANGLE_RATIO))
+            assert abs(got / (2 * mp.acos(k) / mp.sqrt(1 - k * k)) - 1) < EPS / 2
 
 
 @pytest.mark.parametrize(("dtype", "eps"), [(jnp.float64, EPS), (jnp.float32, np.finfo(np.float32).eps)])
-def test_angle_ratio_against_mpmath(dtype, eps):
+def test_twice_angle_ratio_against_mpmath(dtype, eps):
     with enable_x64(True):
         phi = np.linspace(0, np.pi / 4, 500)[1:]
-        got = np.asarray(nm.angle_ratio(jnp.asarray(np.cos(phi), dtype)), np.float64)
-        np.testing.assert_allclose(got, phi / np.sin(phi), rtol=2 * eps)
-        assert abs(nm.angle_ratio(jnp.asarray(1.0, dtype)) - 1) <= eps
+        got = np.asarray(nm.twice_angle_ratio(jnp.asarray(np.cos(phi) - nm.CENTRE, dtype)), np.float64)
+        np.testing.assert_allclose(got, 2 * phi / np.sin(phi), rtol=2 * eps)
+        assert abs(nm.twice_angle_ratio(jnp.asarray(1.0 - nm.CENTRE, dtype)) - 2) <= 2 * eps
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 3])

@@ -25,7 +25,8 @@ class AbstractActivation(eqx.Module):
 
     Of each input `side` has scale F and unit e: the Gaussian has standard deviation F in hat coordinates, in which the
     activation is phi_e(w) = e^n phi(w/e), n its degree; e = 0 is the far limit. All but F itself depend on e/F alone. A pair
-    has z = (1 - cos)/2 and y = (1 + cos)/2 of the correlation cos, and `pair(a)` gives both sides of a quantity a of the inputs.
+    has z = (1 - cos)/2 and y = (1 + cos)/2 of the correlation cos, and `pair(a)` gives both sides of a quantity a of the inputs;
+    `pair.acute` says that cos >= 0 is known.
     """
 
     @property
@@ -51,6 +52,11 @@ class AbstractActivation(eqx.Module):
     @property
     def homogeneous(self) -> bool:
         """Whether phi is positively homogeneous itself, not only far out."""
+        return False
+
+    @property
+    def non_negative(self) -> bool:
+        """Whether phi >= 0 everywhere: then so is every E[phi phi]."""
         return False
 
     @property

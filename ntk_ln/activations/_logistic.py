@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ntk_ln._numerics import angle_ratio, divide, sqrt
+from ntk_ln._numerics import CENTRE, divide, sqrt, twice_angle_ratio
 
 SCALES = (
     0.5160069216854286,
@@ -116,7 +116,7 @@ def product(a, alpha):
 def asin_over(root):
     """asin(x)/x for root = sqrt(1 - x^2), 0 <= x <= 1."""
     cos = jnp.sqrt((1 + root) / 2)  # of half the angle
-    return angle_ratio(cos) / cos
+    return twice_angle_ratio(cos - CENTRE) / (2 * cos)
 
 
 def drop_over(p, m, root0, root):
@@ -128,7 +128,7 @@ def drop_over(p, m, root0, root):
     sine = 4 * square * m * (1 - m) * divide(1.0, root + root0) + 2 * m * root0
     cos2 = (1 + root * root0 + square * (1 - 2 * m)) / 2  # cos of half the angle, squared
     cos = jnp.sqrt(cos2)
-    return sine / cos * angle_ratio(cos), sine, sine * sine / (4 * cos2)
+    return sine / (2 * cos) * twice_angle_ratio(cos - CENTRE), sine, sine * sine / (4 * cos2)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3))

@@ -68,6 +68,10 @@ class Homogeneous(AbstractActivation):
         return (self.alpha**2 + self.beta**2) * top / 2
 
     @property
+    def non_negative(self) -> bool:
+        return self.alpha >= 0 and self.beta >= 0
+
+    @property
     def _integer(self) -> int | None:
         """n where J_n is elementary."""
         return int(self.n) if self.n in (0, 1, 2, 3) else None
@@ -88,7 +92,7 @@ class Homogeneous(AbstractActivation):
     def dual(self, z, y, side, pair):
         rho, n = self._rho, self._integer
         top = 1.0 if n is None else J_AT_ZERO[n]
-        j, jc, d, dc = fractional.arc_cosine(self.n, z, y) if n is None else arc_cosine(n, z, y)
+        j, jc, d, dc = fractional.arc_cosine(self.n, z, y) if n is None else arc_cosine(n, z, y, acute=pair.acute)
         # 1 - ratio as a sum of non-negative terms, whichever the sign of rho; for rho < 0 so is 1 + ratio.
         if rho == 0:
             z_new = d / (2 * top)
@@ -107,7 +111,7 @@ class Homogeneous(AbstractActivation):
         if n is None:
             j, jc = fractional.slopes(self.n, z, y)
             return Dual(z_new, y_new, j - rho * jc if rho else j)
-        j, jc, _, _ = arc_cosine(n - 1, z, y)
+        j, jc, _, _ = arc_cosine(n - 1, z, y, acute=pair.acute)
         return Dual(z_new, y_new, (n**2 / top) * (j - rho * jc if rho else j))
 
     def gain_dual(self, z, y, side, pair):

@@ -1,6 +1,6 @@
 """Closed-form Gram matrices on the host: tile by tile into one array, each pair of tiles once, on all cores.
 
-A tile goes through all layers in one fused pass. Its angles come from one matrix product; the few pairs that are so close or so
+A tile goes through all layers in one fused pass. Its angles come from a matrix product; the few pairs that are so close or so
 nearly opposite that a product has lost their angle are computed again, from differences.
 """
 
@@ -28,7 +28,6 @@ from ntk_ln.network import Network
 AT_LEAST = 2**20  # pairs: below, one pass over all of them
 SIDES = (336, 400, 432, 464, 500, 528)  # of a tile: 1 to 2 MB in float64, rows no power of two apart
 UNFOLDED = 40  # layers up to which a tile is one fused pass; a loop's state goes through memory at every layer
-WIDE = 64  # features from which on BLAS multiplies faster than XLA
 STRIP = 32
 MANY = 16  # one near pair in so many, and the whole tile is computed from differences
 
@@ -143,7 +142,6 @@ class Rows(NamedTuple):
 
     first: First
     scale: Any  # F/e at the output; None without a table
-    unit: np.ndarray  # the unit rows again, on the host
     length: int  # before they were filled up
 
     @classmethod
@@ -151,7 +149,7 @@ class Rows(NamedTuple):
         """The rows of x for tiles of so many."""
         filled = np.concatenate([x, np.broadcast_to(x[-1:], (-len(x) % side, x.shape[1]))])
         rows = first(plan.first, filled)
-        return cls(rows, None if plan.table is None else scales(plan.rest, rows), np.asarray(rows.rows), len(x))
+        return cls(rows, None if plan.table is None else scales(plan.rest, rows), len(x))
 
 
 def side(n: int) -> int:
@@ -185,12 +183,11 @@ def _mirrored(tile: Any, diagonal: np.ndarray, start: int) -> np.ndarray:
 
 
 def _tile(select, plan: Plan, rows1: Rows, rows2: Rows, start: tuple[int, int], size: tuple[int, int], *, same: bool) -> Any:
-    (i, j), columns = start, rows1.unit.shape[1]
+    (i, j), columns = start, rows1.first.rows.shape[1]
     given = select, plan.layers, plan.table, rows1[:2], rows2[:2], i, j
-    unit1, unit2 = rows1.unit[i : i + size[0]], rows2.unit[j : j + size[1]]
     if columns <= FEW:  # differences are as fast as a product
         return _exact(*given, size)
-    tile, product = _fast(*given, unit1 @ unit2.T if columns > WIDE else None, size)
+    tile, product = _fast(*given, size)
     product = np.asarray(product)
     if not same and max(product.max(), -product.min()) <= 1 - 2 * NEAR:
         return tile
@@ -229,12 +226,11 @@ def _exact(select, layers, series, rows1, rows2, i, j, size):
     return _pass(select, layers, series, _cut(rows1, i, size[0]), _cut(rows2, j, size[1]), None, size[0])
 
 
-@partial(jax.jit, static_argnums=(0, 8))
-def _fast(select, layers, series, rows1, rows2, i, j, product, size):
+@partial(jax.jit, static_argnums=(0, 7))
+def _fast(select, layers, series, rows1, rows2, i, j, size):
     """The tile from products alone, and the products."""
     one, two = _cut(rows1, i, size[0]), _cut(rows2, j, size[1])
-    if product is None:
-        product = jnp.matmul(one[0].rows, two[0].rows.T, precision=jax.lax.Precision.HIGHEST)
+    product = jnp.matmul(one[0].rows, two[0].rows.T, precision=jax.lax.Precision.HIGHEST)
     return _pass(select, layers, series, one, two, product, size[0]), product
 
 

@@ -102,10 +102,12 @@ class Side(NamedTuple):
 class Pairing(eqx.Module):
     """Which inputs meet: with `split` None each itself, with 0 all of them all, with k > 0 the first k the others.
 
-    With `HALVES` the first half meets the second, one by one.
+    With `HALVES` the first half meets the second, one by one. To an activation it says, too, whether angles are
+    known to be `acute`.
     """
 
     split: int | None = eqx.field(static=True)
+    acute: bool = eqx.field(static=True, default=False)
 
     def __call__(self, a):
         """Both sides of a quantity of the inputs, as they broadcast over the pairs."""
@@ -136,6 +138,7 @@ class State(eqx.Module):
     tangent: Float[Array, "..."]
     power: float = eqx.field(static=True)  # e = u^power
     gain: int = eqx.field(static=True, default=0)  # trained gains waiting for the next Dense or activation
+    acute: bool = eqx.field(static=True, default=False)  # no cosine is negative, as after an activation that never is
 
     @property
     def cos(self):

@@ -144,14 +144,15 @@ class Activation(AbstractLayer):
         assert isinstance(state, State)
         gain = state.gain
         scale, mean = self.fn.moments(state.side)
-        dual = self.fn.dual(state.z, state.y, state.side, state.pair)
+        pair = Pairing(state.pair.split, state.acute)
+        dual = self.fn.dual(state.z, state.y, state.side, pair)
         tangent = state.tangent * dual.dot
         if gain:
-            tangent = tangent + gain * self.fn.gain_dual(state.z, state.y, state.side, state.pair)
+            tangent = tangent + gain * self.fn.gain_dual(state.z, state.y, state.side, pair)
         # An activation of unknown degree is taken as it is, without a scale.
         power = 0.0 if isnan(self.fn.degree) else self.fn.degree * state.power
         side = Side(scale, power_of(state.u, power), mean)
-        return State(side, state.u, state.pair, dual.z, dual.y, tangent, power)
+        return State(side, state.u, state.pair, dual.z, dual.y, tangent, power, acute=self.fn.non_negative)
 
     def to_config(self) -> dict[str, Any]:
         if self.fn.name not in NAMES:

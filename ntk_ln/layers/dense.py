@@ -78,9 +78,9 @@ class Dense(AbstractLayer):
         side, a, b = self._side(state.side)
         (a1, a2), (b1, b2) = state.pair(a), state.pair(b)
         gap = split(a1, b1, a2, b2)
-        z, y = complement(a1 * a2 * state.z + gap, a1 * a2 * state.y + b1 * b2 + gap)
+        z, y = complement(a1 * a2 * state.z + gap, a1 * a2 * state.y + b1 * b2 + gap, acute=state.acute)
         tangent = a1 * a2 * (state.tangent + (state.gain + 1) * state.cos) + b1 * b2
-        return State(side, state.u, state.pair, z, y, tangent, state.power)
+        return State(side, state.u, state.pair, z, y, tangent, state.power, acute=state.acute)
 
     def _side(self, side: Side):
         """The new side, and the shares a^2 + b^2 = 1 of weights and biases in its second moment."""

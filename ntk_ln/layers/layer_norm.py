@@ -78,7 +78,8 @@ class LayerNorm(AbstractNorm):
             side = side._replace(scale=jnp.maximum(side.scale, 16 * jnp.finfo(side.scale.dtype).tiny ** 0.5))
             scale1, scale2 = state.pair(side.scale)
             tangent = tangent + 1 / (scale1 * scale2)
-        return State(side, state.u, state.pair, z, y, tangent, 0.0, state.gain + self.affine)
+        acute = state.acute and mean is None  # without their mean units are negative as often as positive
+        return State(side, state.u, state.pair, z, y, tangent, 0.0, state.gain + self.affine, acute)
 
     def to_config(self) -> dict[str, Any]:
         return {"layer": "layer_norm", "eps": float(self.eps), "affine": self.affine}

@@ -113,10 +113,12 @@ class Residual(AbstractLayer):
         a, b = divide(trunk, scale, 1.0), divide(body, scale)
         (a1, a2), (b1, b2) = state.pair(a), state.pair(b)
         aa, bb, gap = a1 * a2, b1 * b2, split(a1, b1, a2, b2)
-        z, y = complement(aa * state.z + bb * inside.z + gap, aa * state.y + bb * inside.y + gap)
+        acute = state.acute and inside.acute
+        z, y = complement(aa * state.z + bb * inside.z + gap, aa * state.y + bb * inside.y + gap, acute=acute)
         tangent = aa * state.tangent + bb * inside.tangent
         mean = None if state.side.mean is None else jnp.broadcast_to(a * state.side.mean, a.shape)
-        return State(Side(scale, power_of(state.u, power), mean), state.u, state.pair, z, y, tangent, power)
+        side = Side(scale, power_of(state.u, power), mean)
+        return State(side, state.u, state.pair, z, y, tangent, power, acute=acute)
 
     def to_config(self) -> dict[str, Any]:
         return {"layer": "residual", "body": [layer.to_config() for layer in self.body]}

@@ -58,7 +58,8 @@ class RMSNorm(AbstractNorm):
             rows = normalised_rows(state.v, self.eps, state.unit[:, None])
             return Inputs(rows, jnp.ones_like(state.u), state.pair, 0.0)
         side = normalised_side(state.side, state.side.scale, self.eps, state.side.mean)
-        return State(side, state.u, state.pair, state.z, state.y, state.tangent, 0.0, state.gain + self.affine)
+        gain = state.gain + self.affine
+        return State(side, state.u, state.pair, state.z, state.y, state.tangent, 0.0, gain, state.acute)
 
     def to_config(self) -> dict[str, Any]:
         return {"layer": "rms_norm", "eps": float(self.eps), "affine": self.affine}
