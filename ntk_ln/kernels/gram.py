@@ -114,13 +114,15 @@ def compute(
     with precision_of(x1.dtype):
         rows1 = Rows.of(plan, x1, size[0])
         rows2 = rows1 if x2 is None and size[0] == size[1] else Rows.of(plan, x1 if x2 is None else x2, size[1])
-        diagonal = _host(_diagonal(select, plan.rest, rows1.first)) if x2 is None else None
 
     def one(start: tuple[int, int]) -> Any:
+        same = x2 is None and start[0] == start[1]
         with precision_of(x1.dtype):
-            same = diagonal is not None and start[0] == start[1]
-            tile = _host(_tile(select, plan, rows1, rows2, start, size, same=same))
-        return then(jax.tree.map(partial(_mirrored, start=start[0]), tile, diagonal) if same else tile, *start)
+            tile = _host(_tile(select, plan, rows1, rows2, start, same=same))
+            if same:
+                diagonal = _host(_diagonal(select, plan.rest, rows1.block(start[0])[0]))
+                tile = jax.tree.map(_mirrored, tile, diagonal)
+        return then(tile, *start)
 
     workers = 2 * (os.cpu_count() or 1)  # half of them wait for XLA's own threads
     with ThreadPoolExecutor(workers) as pool:
@@ -138,10 +140,10 @@ def compute(
 
 
 class Rows(NamedTuple):
-    """All rows after the first Dense, filled up to whole tiles with the last one: one shape, one compilation."""
+    """All rows after the first Dense, cut into the sides of tiles; filled up to whole ones: one shape, one compilation."""
 
-    first: First
-    scale: Any  # F/e at the output; None without a table
+    blocks: list[tuple[First, Any]]  # with F/e at the output, None without a table
+    side: int
     length: int  # before they were filled up
 
     @classmethod
@@ -149,7 +151,11 @@ class Rows(NamedTuple):
         """The rows of x for tiles of so many."""
         filled = np.concatenate([x, np.broadcast_to(x[-1:], (-len(x) % side, x.shape[1]))])
         rows = first(plan.first, filled)
-        return cls(rows, None if plan.table is None else scales(plan.rest, rows), len(x))
+        rows = rows, None if plan.table is None else scales(plan.rest, rows)
+        return cls([_cut(rows, start, side) for start in range(0, len(filled), side)], side, len(x))
+
+    def block(self, start: int) -> tuple[First, Any]:
+        return self.blocks[start // self.side]
 
 
 def side(n: int) -> int:
@@ -171,38 +177,37 @@ def _place(out: np.ndarray, tile: np.ndarray, i: int, j: int, *, same: bool) -> 
         out[j : j + columns, i : i + rows] = tile.T
 
 
-def _mirrored(tile: Any, diagonal: np.ndarray, start: int) -> np.ndarray:
+def _mirrored(tile: Any, diagonal: np.ndarray) -> np.ndarray:
     """A tile on the diagonal: exactly symmetric (fused arithmetic may round the two triangles differently)."""
     tile = np.array(tile)
     for k in range(0, len(tile), STRIP):
         tile[k : k + STRIP, k + STRIP :] = tile[k + STRIP :, k : k + STRIP].T
         corner = np.tril(tile[k : k + STRIP, k : k + STRIP], -1)
         tile[k : k + STRIP, k : k + STRIP] = corner + corner.T
-    np.fill_diagonal(tile, diagonal[start : start + len(tile)])
+    np.fill_diagonal(tile, diagonal)
     return tile
 
 
-def _tile(select, plan: Plan, rows1: Rows, rows2: Rows, start: tuple[int, int], size: tuple[int, int], *, same: bool) -> Any:
-    (i, j), columns = start, rows1.first.rows.shape[1]
-    given = select, plan.layers, plan.table, rows1[:2], rows2[:2], i, j
-    if columns <= FEW:  # differences are as fast as a product
-        return _exact(*given, size)
-    tile, product = _fast(*given, size)
+def _tile(select, plan: Plan, rows1: Rows, rows2: Rows, start: tuple[int, int], *, same: bool) -> Any:
+    given = select, plan.layers, plan.table, rows1.block(start[0]), rows2.block(start[1])
+    if rows1.blocks[0][0].rows.shape[1] <= FEW:  # differences are as fast as a product
+        return _exact(*given)
+    tile, product = _fast(*given)
     product = np.asarray(product)
     if not same and max(product.max(), -product.min()) <= 1 - 2 * NEAR:
         return tile
     near = np.asarray(is_near(product))
-    near[max(rows1.length - i, 0) :] = near[:, max(rows2.length - j, 0) :] = False  # what is filled up
+    ends = (max(rows.length - at, 0) for rows, at in ((rows1, start[0]), (rows2, start[1])))
+    near[next(ends) :] = near[:, next(ends) :] = False  # what is filled up
     if same:
         np.fill_diagonal(near, False)
     if not near.any():
         return tile
     if np.count_nonzero(near) > near.size // MANY:
-        return _exact(*given, size)
-    at1, at2 = np.nonzero(near)
-    count = 2 ** max(8, int(len(at1) - 1).bit_length())  # few different shapes
-    values = _some(*given[:-2], i + np.resize(at1, count), j + np.resize(at2, count))
-    return jax.tree.map(partial(_replaced, i=at1, j=at2), tile, values)
+        return _exact(*given)
+    i, j = np.nonzero(near)
+    count = 2 ** max(8, int(len(i) - 1).bit_length())  # few different shapes
+    return jax.tree.map(partial(_replaced, i=i, j=j), tile, _some(*given, np.resize(i, count), np.resize(j, count)))
 
 
 def _host(tile: Any) -> Any:
@@ -221,25 +226,25 @@ def _diagonal(select, layers, rows):
     return select(read_out(state.cos, state.tangent, *(state.side.scale / state.side.unit,) * 2))
 
 
-@partial(jax.jit, static_argnums=(0, 7))
-def _exact(select, layers, series, rows1, rows2, i, j, size):
-    return _pass(select, layers, series, _cut(rows1, i, size[0]), _cut(rows2, j, size[1]), None, size[0])
-
-
-@partial(jax.jit, static_argnums=(0, 7))
-def _fast(select, layers, series, rows1, rows2, i, j, size):
-    """The tile from products alone, and the products."""
-    one, two = _cut(rows1, i, size[0]), _cut(rows2, j, size[1])
-    product = jnp.matmul(one[0].rows, two[0].rows.T, precision=jax.lax.Precision.HIGHEST)
-    return _pass(select, layers, series, one, two, product, size[0]), product
+@partial(jax.jit, static_argnums=0)
+def _exact(select, layers, series, one, two):
+    return _pass(select, layers, series, one, two, None, len(one[0].u))
 
 
 @partial(jax.jit, static_argnums=0)
-def _some(select, layers, series, rows1, rows2, i, j):
-    one, two = (jax.tree.map(lambda a, at=at: a[at], rows) for rows, at in ((rows1, i), (rows2, j)))
+def _fast(select, layers, series, one, two):
+    """The tile from products alone, and the products."""
+    product = jnp.matmul(one[0].rows, two[0].rows.T, precision=jax.lax.Precision.HIGHEST)
+    return _pass(select, layers, series, one, two, product, len(one[0].u)), product
+
+
+@partial(jax.jit, static_argnums=0)
+def _some(select, layers, series, one, two, i, j):
+    one, two = (jax.tree.map(lambda a, at=at: a[at], rows) for rows, at in ((one, i), (two, j)))
     return _pass(select, layers, series, one, two, None, HALVES)
 
 
+@partial(jax.jit, static_argnums=2)
 def _cut(rows, start, size):
     return jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, size), rows)
 
