@@ -14,6 +14,7 @@ import time
 
 import jax
 import numpy as np
+from common import store
 
 DEPTH = """
 import time, numpy as np, ntk_ln as nl
@@ -56,8 +57,11 @@ def main() -> None:
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, JAX {jax.__version__}\n")
     print(f"{'what':<46}{'measured':>16}   target")
 
+    rows = []
+
     def line(what, measured, target):
         print(f"{what:<46}{measured:>16}   {target}", flush=True)
+        rows.append((what, measured, "", "", target))
 
     ratio = seconds("import ntk_ln") / seconds("import jax")
     line("import ntk_ln / import jax", f"{ratio:.2f}", "<= 1.5")
@@ -74,6 +78,7 @@ def main() -> None:
         command = [sys.executable, "-m", "ntk_ln.cli", "check", "--out", f"{folder}/report"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         line("ntk-ln check, default data", f"{time.perf_counter() - start:.1f} s", "< 60 s")
+    store("basics", rows)
 
 
 if __name__ == "__main__":

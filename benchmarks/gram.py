@@ -7,23 +7,21 @@ device. Prints the table, stores benchmarks/results/gram.csv and growth.png. Not
 """
 
 import argparse
-import csv
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
+from functools import lru_cache
 from itertools import chain
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from common import RESULTS, machine, store
 
 import ntk_ln as nl
 
-RESULTS = Path(__file__).parent / "results"
 RNG = np.random.default_rng(0)
 N = 4000
 MEMORY = """
@@ -63,10 +61,25 @@ def peer(net, x):
     return call
 
 
-def floors(x):
-    """Seconds of the matrix product alone (NumPy's x @ x.T), and of writing the result."""
+def floors(x, net):
+    """Seconds of what cannot be left out: the product, writing the result, and the elementwise part.
+
+    The elementwise part: of half the pairs, two square roots and 30 multiply-adds an activation, which is about as few as the
+    recursion in half-angles takes (12 for its polynomial), at the rates of `rates`.
+    """
     out = np.empty((len(x), len(x)), x.dtype)
-    return medians([lambda: x @ x.T, lambda: out.fill(1.0)], 3)
+    product, write = medians([lambda: x @ x.T, lambda: out.fill(1.0)], 3)  # NumPy computes one triangle of x @ x.T
+    activations = sum(isinstance(layer, nl.Activation) for layer in net.layers)
+    root, multiply_add = rates(x.dtype)
+    return product, write, len(x) ** 2 / 2 * activations * (2 * root + 30 * multiply_add)
+
+
+@lru_cache
+def rates(dtype):
+    """Seconds of a square root (NumPy's, in the first cache) and of a multiply-add (BLAS's), on all cores."""
+    a, b = np.full(2000, 0.7, dtype), np.ones((2000, 2000), dtype)
+    root, product = medians([lambda: [np.sqrt(a, out=a) for _ in range(1000)], lambda: b @ b], 5)
+    return root / 1000 / a.size / os.cpu_count(), product / 2000**3
 
 
 def speed():
@@ -81,8 +94,7 @@ def speed():
         x = RNG.normal(size=(N, d)).astype(dtype)
         kernel = nl.NTK(net)
         ours, theirs = medians([lambda kernel=kernel, x=x: kernel(x), peer(net, x)])
-        product, write = floors(x)
-        yield name, ours, theirs, theirs / ours, target, product, write
+        yield name, ours, theirs, theirs / ours, target, *floors(x, net)
 
 
 def solving(n):
@@ -112,7 +124,7 @@ def solving(n):
         GaussianProcessRegressor(Same(), alpha=0.01, optimizer=None).fit(x, y).predict(points)
 
     ours, other = medians([lambda: nl.posterior(kernel, x, y, noise=0.01).mean(points), theirs], 3)
-    return f"posterior and 1000 means, n = {n} (peer: scikit-learn)", ours, other, other / ours, 1.0, np.nan, np.nan
+    return f"posterior and 1000 means, n = {n} (peer: scikit-learn)", ours, other, other / ours, 1.0
 
 
 def growth(largest):
@@ -155,27 +167,23 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--largest", type=int, default=16000)
     largest = parser.parse_args().largest
-    RESULTS.mkdir(exist_ok=True)
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, JAX {jax.__version__}"
-    print(machine, "\n")
-    print(f"{'Gram, n = 4000 (seconds)':<58}{'ours':>8}{'peer':>8}{'ratio':>7}{'target':>8}{'product':>9}{'write':>8}")
+    print(machine(), "\n")
+    floors_ = f"{'product':>9}{'write':>8}{'elements':>10}"
+    print(f"{'Gram, n = 4000 (seconds)':<58}{'ours':>8}{'peer':>8}{'ratio':>7}{'target':>8}{floors_}")
     rows = []
     for row in chain(speed(), map(solving, [3000])):
         rows.append(row)
-        name, ours, theirs, ratio, target, product, write = row
-        print(f"{name:<58}{ours:8.3f}{theirs:8.3f}{ratio:7.2f}{target:8.1f}{product:9.3f}{write:8.3f}", flush=True)
+        name, ours, theirs, ratio, target, *floor = row
+        print(f"{name:<58}{ours:8.3f}{theirs:8.3f}{ratio:7.2f}{target:8.1f}", *(f"{v:8.3f}" for v in floor), flush=True)
     memory = subprocess.run([sys.executable, "-c", MEMORY, "16000"], check=True, capture_output=True, text=True).stdout
     print(f"\npeak memory of a Gram of 16000 rows: {float(memory):.2f} x the matrix (target 1.2)\n")
     by_n, by_depth = growth(largest)
+    RESULTS.mkdir(exist_ok=True)
     draw(by_n, by_depth)
-    with open(RESULTS / "gram.csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["machine", machine])
-        writer.writerow(["what", "ours_s", "peer_s", "ratio", "target", "product_s", "write_s"])
-        writer.writerows(rows)
-        writer.writerow(["peak memory / matrix, n = 16000", float(memory), "", "", 1.2, "", ""])
-        writer.writerows([[f"gram n = {n}", seconds, "", "", "", "", ""] for n, seconds in by_n])
-        writer.writerows([[f"gram n = 2000, {depth} hidden", seconds, "", "", "", "", ""] for depth, seconds in by_depth])
+    rows.append(("peak memory / matrix, n = 16000", float(memory), "", "", "<= 1.2"))
+    rows += [(f"gram n = {n}, seconds", seconds) for n, seconds in by_n]
+    rows += [(f"gram n = 2000, {depth} hidden, seconds", seconds) for depth, seconds in by_depth]
+    store("gram", [(name, *values) for name, *values in rows])
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ class Iterated:
     residual: float
     eps: float
     condition: float
+    direct: bool = False  # `precondition` is exact but for rounding
     factored: bool = False
     singular: bool = False
 
@@ -50,7 +51,7 @@ class Iterated:
 
     def solve(self, b: np.ndarray) -> np.ndarray:
         """(K + noise I)^-1 b for b of shape (n, m)."""
-        return _solve(self.product, self.precondition, b, self.noise, self.tolerance)[0]
+        return _solve(self.product, self.precondition, b, self.noise, self.tolerance, started=self.direct)[0]
 
     def reduction(self, cross: np.ndarray) -> np.ndarray:
         """k^T (K + noise I)^-1 k of each column k."""
@@ -65,6 +66,7 @@ def iterate(
     noise: float,
     tolerance: float,
     eps: float,
+    direct: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> Iterated:
     """alpha = (K + noise I)^-1 y to a relative residual of `tolerance`.
 
@@ -76,6 +78,7 @@ def iterate(
         noise: variance, >= n eps lambda_max.
         tolerance: of |y - (K + noise I) alpha| / |y|.
         eps: of the precision K is computed in.
+        direct: (K + noise I)^-1 b for b of shape (n, k) by another solver, to start from and to precondition with.
     """
     n = len(diagonal)
     largest = largest_eigenvalue(lambda v: product(v[:, None])[:, 0], n, rtol=1e-2)
@@ -84,12 +87,14 @@ def iterate(
             f'`posterior(..., solver="cg", noise={noise:.3g})` needs noise of at least n eps lambda_max = {n * eps * largest:.1e}, '
             f"or conjugate gradients may not converge. Use noise >= {rounded_up(n * eps * largest):.0e}."
         )
-    precondition = _preconditioner(column, diagonal, noise)
-    alpha, iterations, residual = _solve(product, precondition, y, noise, tolerance)
-    return Iterated(product, precondition, diagonal, alpha, noise, tolerance, iterations, residual, eps, (largest + noise) / noise)
+    precondition = direct or _preconditioner(column, diagonal, noise)
+    alpha, iterations, residual = _solve(product, precondition, y, noise, tolerance, started=direct is not None)
+    condition = (largest + noise) / noise
+    exact = direct is not None
+    return Iterated(product, precondition, diagonal, alpha, noise, tolerance, iterations, residual, eps, condition, exact)
 
 
-def _solve(product, precondition, b: np.ndarray, noise: float, tolerance: float) -> tuple[np.ndarray, int, float]:
+def _solve(product, precondition, b: np.ndarray, noise: float, tolerance: float, *, started: bool) -> tuple[np.ndarray, int, float]:
     n = len(b)
     linear: Any = scipy.sparse.linalg.LinearOperator
     operator = linear((n, n), matvec=lambda v: product(v.reshape(n, 1))[:, 0] + noise * v.ravel(), dtype=np.float64)
@@ -99,6 +104,7 @@ def _solve(product, precondition, b: np.ndarray, noise: float, tolerance: float)
         size = float(np.linalg.norm(b[:, k]))
         if size == 0:
             continue
+        start = precondition(b[:, k : k + 1] / size)[:, 0] if started else None
         count = [0]
 
         def counted(_: np.ndarray, count: list[int] = count) -> None:
@@ -106,7 +112,7 @@ def _solve(product, precondition, b: np.ndarray, noise: float, tolerance: float)
 
         # In units of the labels: their squares may leave the floats.
         solution, info = scipy.sparse.linalg.cg(
-            operator, b[:, k] / size, rtol=tolerance, atol=0.0, maxiter=STEPS, M=inverse, callback=counted
+            operator, b[:, k] / size, start, rtol=tolerance, atol=0.0, maxiter=STEPS, M=inverse, callback=counted
         )
         residual = float(np.linalg.norm(b[:, k] / size - operator.matvec(solution)))
         if info or residual > 10 * tolerance:

@@ -1,5 +1,6 @@
 """What `posterior` accepts: checks, and the Gram matrix in float64."""
 
+import importlib.util
 import math
 from typing import Any
 
@@ -8,13 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ntk_ln._dtype import check_finite, check_rows, check_unmasked, is_tracer, precision_of, to_host
+from ntk_ln._dtype import check_finite, check_rows, check_unmasked, is_tracer, precision_of, sharding_of, to_host
 from ntk_ln._solver import rounded_up
 from ntk_ln.kernels import AbstractKernel
 from ntk_ln.kernels.store import StoredGram
 from ntk_ln.network import Network
 
 CALL = "posterior(kernel, x, y)"
+_JAXMG_TILE = 256  # rows of cuSOLVERMp's blocks
 _EPS = float(np.finfo(np.float64).eps)
 _BLOCK = 2**22  # kernel entries at once
 
@@ -99,13 +101,20 @@ def check_schedule(noise: Any, stop_time: Any, step_size: Any) -> tuple[float, f
 
 def check_solver(solver: str, noise: float, stop_time: float | None, gram: StoredGram | None, x: Any, tolerance: float) -> None:
     """Refuses what conjugate gradients cannot do."""
-    if solver not in ("cholesky", "cg"):
-        raise ValueError(f'`posterior(..., solver=...)` knows "cholesky" and "cg". Got {solver!r}.')
-    if solver == "cg" and (noise == 0 or stop_time is not None):
+    if solver not in ("cholesky", "cg", "jaxmg"):
+        raise ValueError(f'`posterior(..., solver=...)` knows "cholesky", "cg" and "jaxmg". Got {solver!r}.')
+    if solver != "cholesky" and (noise == 0 or stop_time is not None):
         raise ValueError(
-            f'`posterior(..., solver="cg")` needs noise > 0 and no stop_time: conjugate gradients need a well-conditioned matrix. '
-            f"Got noise={noise}, stop_time={stop_time}."
+            f'`posterior(..., solver="{solver}")` needs noise > 0 and no stop_time: conjugate gradients need a well-conditioned '
+            f"matrix. Got noise={noise}, stop_time={stop_time}."
         )
+    if solver == "jaxmg":
+        if sharding_of(x) is None or gram is not None:
+            raise ValueError(
+                '`posterior(..., solver="jaxmg")` needs `x` sharded by rows over several GPUs, and no `gram`. Use solver="cg".'
+            )
+        if importlib.util.find_spec("jaxmg") is None:
+            raise ImportError('`posterior(..., solver="jaxmg")` needs JAXMg: pip install "jaxmg[cuda12]" or "jaxmg[cuda13]".')
     if not 1e-15 < tolerance < 1:
         raise ValueError(f"`posterior(..., tolerance=...)` needs a number between 1e-15 and 1. Got {tolerance!r}.")
     if gram is None:
@@ -118,8 +127,13 @@ def check_solver(solver: str, noise: float, stop_time: float | None, gram: Store
         raise ValueError("`posterior(kernel, x, y, gram=...)` needs the x that `gram` was computed from. Got another.")
 
 
-def sharded_products(kernel: Any, x: jax.Array, sharding: NamedSharding) -> tuple[Any, Any, np.ndarray, float]:
-    """As `products`, of rows sharded over devices: each keeps its rows of k(x)."""
+def sharded_products(
+    kernel: Any, x: jax.Array, sharding: NamedSharding, noise: float | None = None
+) -> tuple[Any, Any, np.ndarray, float, Any]:
+    """As `products`, of rows sharded over devices: each keeps its rows of k(x).
+
+    With `noise` a function too that solves with k(x) + noise I by JAXMg (cuSOLVERMp over the same mesh), else None.
+    """
     with precision_of(x.dtype):
         gram = kernel(x)
         whole = NamedSharding(sharding.mesh, PartitionSpec())
@@ -135,7 +149,16 @@ def sharded_products(kernel: Any, x: jax.Array, sharding: NamedSharding) -> tupl
         with precision_of(x.dtype):
             return np.asarray(take(gram, i), np.float64)
 
-    return product, column, diagonal, float(jnp.finfo(x.dtype).eps)
+    def direct(b: np.ndarray) -> np.ndarray:
+        from jaxmg import potrs
+
+        with precision_of(x.dtype):
+            # The solver takes its matrix's memory: a copy each time, K itself stays for products.
+            return np.asarray(to_host(potrs(shifted(gram), jnp.asarray(b, x.dtype), tile, sharding.mesh)), np.float64)
+
+    shifted = jax.jit(lambda k: k + noise * jnp.eye(len(k), dtype=k.dtype), out_shardings=gram.sharding)
+    tile = min(_JAXMG_TILE, gram.addressable_shards[0].data.shape[0])
+    return product, column, diagonal, float(jnp.finfo(x.dtype).eps), None if noise is None else direct
 
 
 def products(kernel: Any, x: np.ndarray, gram: StoredGram | None) -> tuple[Any, Any, np.ndarray, float]:

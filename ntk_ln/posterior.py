@@ -37,7 +37,7 @@ def posterior(
     noise: float = 0.0,
     stop_time: float | None = None,
     step_size: float | None = None,
-    solver: Literal["cholesky", "cg"] = "cholesky",
+    solver: Literal["cholesky", "cg", "jaxmg"] = "cholesky",
     gram: StoredGram | None = None,
     tolerance: float = 1e-10,
 ) -> "Posterior":
@@ -56,9 +56,10 @@ def posterior(
         step_size: eta > 0 with eta lambda_max <= 1; needs `stop_time`. T/eta may be any number >= 1.
         solver: "cholesky" keeps K and its factor in the memory of one matrix; "cg", for noise > 0, never has K in memory: conjugate
             gradients with a pivoted Cholesky preconditioner; `p.iterations` and `p.residual` say how they went. Of x sharded by
-            rows over devices each keeps its rows of K.
+            rows over devices each keeps its rows of K. "jaxmg", for such x on several GPUs, solves by JAXMg's distributed Cholesky,
+            with conjugate gradients to refine; it has not been run on GPUs yet.
         gram: with "cg", k(x) on disk (`stream_gram`); without it each product computes k(x) anew.
-        tolerance: with "cg", of the residual |y - (K + noise I) alpha| / |y|.
+        tolerance: with "cg" and "jaxmg", of the residual |y - (K + noise I) alpha| / |y|.
 
     Returns:
         Posterior. Where K is singular and noise 0 (equal rows with equal labels, 1-D data without biases) its mean is the
@@ -88,13 +89,14 @@ def posterior(
     noise, stop_time, step_size = inputs.check_schedule(noise, stop_time, step_size)
     inputs.check_solver(solver, noise, stop_time, gram, x, tolerance)
     host = to_host(x).astype(np.float64)
-    if solver == "cg":
-        sharding = sharding_of(x)
+    if solver != "cholesky":
+        sharding, direct = sharding_of(x), None
         if sharding is not None and gram is None:
-            product, column, diagonal, eps = inputs.sharded_products(kernel, x, sharding)
+            given = inputs.sharded_products(kernel, x, sharding, noise if solver == "jaxmg" else None)
+            product, column, diagonal, eps, direct = given
         else:
             product, column, diagonal, eps = inputs.products(kernel, to_host(x) if x.dtype == np.float32 else host, gram)
-        iterated = _conjugate.iterate(product, column, diagonal, labels, noise, tolerance, eps)
+        iterated = _conjugate.iterate(product, column, diagonal, labels, noise, tolerance, eps, direct)
         every = np.arange(len(host))
         return Posterior(kernel, x, y, noise, None, None, iterated.norm(), iterated, every, every)
     # Equal rows would make K singular; the interpolant on the distinct ones is the one of least norm.

@@ -45,7 +45,8 @@ def test_it_is_the_posterior(exact, of, tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "says"),
     [
-        ({"solver": "lu"}, ValueError, 'knows "cholesky" and "cg". Got \'lu\''),
+        ({"solver": "lu"}, ValueError, 'knows "cholesky", "cg" and "jaxmg". Got \'lu\''),
+        ({"solver": "jaxmg"}, ValueError, "needs `x` sharded by rows over several GPUs"),
         ({"solver": "cg", "noise": 0.0}, ValueError, "needs noise > 0 and no stop_time"),
         ({"solver": "cg", "noise": 1e-18}, ValueError, r"needs noise of at least n eps lambda_max = .* Use noise >="),
         ({"solver": "cg", "tolerance": 2.0}, ValueError, "needs a number between 1e-15 and 1. Got 2.0"),

@@ -286,3 +286,15 @@ def test_relu_power_refuses_what_is_not_a_finite_number(degree):
 def test_relu_power_refuses_degrees_out_of_range(degree):
     with pytest.raises(ValueError, match=r"needs a degree up to 100\. Got"):
         relu_power(degree)
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (1.0, 0.3), (1.0, 1.0)])
+@pytest.mark.parametrize("degree", [0, 1, 2, 3])
+def test_known_acute_angles_change_nothing(alpha, beta, degree):
+    with enable_x64(True):
+        z = jnp.concatenate([jnp.linspace(0, 0.5, 50), 10.0 ** -jnp.arange(2.0, 30.0)])
+        phi = Homogeneous("", alpha, beta, degree)
+        known, unknown = (phi.dual(z, 1 - z, side(len(z)), Pairing(None, acute)) for acute in (True, False))
+        np.testing.assert_allclose(known, unknown, rtol=8 * np.finfo(float).eps)
+        assert phi.non_negative
+    assert not Homogeneous("leaky_relu", 1.0, -0.2, 1).non_negative

@@ -11,12 +11,13 @@ import pytest
 from helpers import REFERENCE
 
 from ntk_ln._dtype import enable_x64
+from ntk_ln._numerics import HALVES
 from ntk_ln.activations.elu import NAMES, Elu
 from ntk_ln.activations.erf import Erf
 from ntk_ln.activations.gelu import Gelu
 from ntk_ln.activations.homogeneous import Homogeneous, absolute, relu
 from ntk_ln.activations.numeric import Numeric
-from ntk_ln.layers._state import Side
+from ntk_ln.layers._state import Pairing, Side
 
 sys.path.insert(0, str(REFERENCE))
 import make
@@ -45,8 +46,7 @@ def double():
         yield
 
 
-def halves(a):
-    return a[: len(a) // 2], a[len(a) // 2 :]
+halves = Pairing(HALVES)
 
 
 @eqx.filter_jit
@@ -83,7 +83,7 @@ def arguments(h1, h2, z):
 def dot_scale(act, scale):
     """sqrt(dot(x, x) dot(x', x'))."""
     n = len(scale)
-    own = act.dual(jnp.zeros(n), jnp.ones(n), Side(scale, jnp.ones(n)), lambda a: (a, a)).dot
+    own = act.dual(jnp.zeros(n), jnp.ones(n), Side(scale, jnp.ones(n)), Pairing(None)).dot
     return np.sqrt(own[: n // 2] * own[n // 2 :])
 
 
