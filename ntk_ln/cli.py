@@ -1,4 +1,4 @@
-"""The command line: `ntk-ln check`, `ntk-ln gram`."""
+"""The command line: `ntk-ln check`, `ntk-ln gram`, `ntk-ln reproduce`."""
 
 import json
 import os
@@ -136,6 +136,60 @@ def gram(
         stored = nl.stream_gram({Kernel.ntk: nl.NTK, Kernel.nngp: nl.NNGP}[kernel](net), x, store, tile=tile)
     n, size = len(stored), stored.array.nbytes / 1e9
     Console().print(f"{n} x {n}, {dtype.value}, {size:.3g} GB: {store}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str, typer.Argument(help='An experiment of the paper, "all", or "list".')],
+    data: Annotated[Path | None, typer.Option(help="The data file of experiments that need one.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Two seeds and a tenth of the steps: minutes.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder of the results; a run that was stopped goes on from what it holds.")] = Path(
+        "ntk-ln-reproduce"
+    ),
+) -> None:
+    """Repeat the paper's experiments, each finite network beside its infinite-width counterpart.
+
+    Exit status: 0 if everything that has a published statement agrees with it, 1 if something does not, 2 on bad input.
+    """
+    from ntk_ln import experiments
+
+    console = Console(highlight=False, markup=False)
+    with _as_bad_input():
+        if name not in ("all", "list", *experiments.NAMES):
+            raise ValueError(f"ntk-ln reproduce knows {', '.join(experiments.NAMES)}, all and list. Got {name!r}.")
+        if data is not None and not data.is_file():
+            raise ValueError(f"The data file {str(data)!r} does not exist.")
+        if out.exists() and not out.is_dir():
+            raise ValueError(f"--out needs a folder. Got the file {str(out)!r}.")
+    if name == "list":
+        for each in experiments.NAMES:
+            console.print(f"{each:<12} {experiments.module(each).TITLE}")
+        return
+    from ntk_ln.experiments._run import Settings
+
+    settings = Settings(out, quick, data, lambda line: print(line, file=sys.stderr, flush=True))
+    _stopped.append("stopped; the same command goes on from here")
+    agree = True
+    for each in experiments.NAMES if name == "all" else (name,):
+        with _as_bad_input():
+            report = experiments.module(each).run(settings)
+            folder = report.write(settings)
+        agree &= report.agrees
+        _print_experiment(console, report, quick)
+        console.print(f"{folder}\n", soft_wrap=True)
+    raise typer.Exit(0 if agree else 1)
+
+
+def _print_experiment(console: Console, report: Any, quick: bool) -> None:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, title=report.title + (" (quick: fewer seeds and steps)" if quick else ""))
+    table.title_justify = "left"
+    for heading in ("", "mean", "95% interval", "seeds", "published", ""):
+        table.add_column(heading, justify="right" if heading in ("mean", "95% interval", "seeds") else "left", overflow="fold")
+    for row in report.rows:
+        interval = f"{row.low:.4g} ... {row.high:.4g}" if row.seeds > 1 else ""
+        verdict = {True: Text("agrees", "green"), False: Text("does not", "bold red"), None: Text("")}[row.agrees]
+        table.add_row(row.what, f"{row.mean:.4g}", interval, str(row.seeds or "infinite"), row.published, verdict)
+    console.print(table)
 
 
 class BadInput(Exception):

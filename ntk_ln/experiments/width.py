@@ -1,0 +1,73 @@
+"""The discussion's claim on width: the trained network's largest prediction is near that of the NTK posterior above width 512."""
+
+from typing import Any
+
+import numpy as np
+
+import ntk_ln as nl
+from ntk_ln.experiments import _networks as networks
+from ntk_ln.experiments._run import Report, Row, Settings, exact, over_seeds
+
+TITLE = "Width: finite networks beside the NTK posterior"
+SEEDS, STEPS = 5, 3000
+WIDTHS = (32, 64, 128, 256, 512, 1024)
+CLAIMED_FROM, CLAIMED = 512, 0.1
+NOISE = 1e-6
+
+
+def run(settings: Settings) -> Report:
+    """Widths from 32 on, the sine, without a norm and with LayerNorm first."""
+    seeds, steps = settings.seeds(SEEDS), settings.steps(STEPS)
+    widths = WIDTHS[:-2] if settings.quick else WIDTHS
+    rows: list[Row] = []
+    curves = {}
+    for position in ("none", "first"):
+        net, where = networks.network(position), networks.LABELS[position]
+        p = nl.posterior(nl.NTK(net), *networks.data("sine"), noise=NOISE)
+        limit = float(np.abs(p.mean(networks.GRID)).max())
+        rows.append(exact(f"{where}: largest |mean| of the NTK posterior on [-8 pi, 8 pi]", limit))
+        found = []
+        for width in widths:
+            runs = networks.trained(settings, "width", net, "sine", position=position, seeds=seeds, steps=steps, width=width)
+            ratios = np.abs(runs["grid"]).max(axis=1) / limit
+            mean_ratio = float(np.abs(runs["grid"].mean(axis=0)).max() / limit)
+            claimed = width >= CLAIMED_FROM
+            rows.append(
+                over_seeds(
+                    f"{where}, width {width}: largest |f| over that of the posterior",
+                    ratios,
+                    published="within 10% of 1" if claimed else "",
+                    agrees=bool(abs(ratios.mean() - 1) <= CLAIMED) if claimed else None,
+                    note=f"of the mean over seeds: {mean_ratio:.3g}",
+                )
+            )
+            found.append(ratios)
+        curves[position] = np.array(found)
+    setting = {
+        "function": "sine",
+        "widths": list(widths),
+        "optimizer": "Adam, 1e-3, full batch, standard parametrisation",
+        "steps": steps,
+        "seeds": len(seeds),
+        "noise of the posterior": NOISE,
+    }
+    return Report("width", TITLE, setting, rows, {"width": _figure(widths, curves)})
+
+
+def _figure(widths: Any, curves: dict[str, np.ndarray]) -> Any:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2, 3.6), layout="constrained")
+    axis = figure.subplots()
+    axis.axhspan(1 - CLAIMED, 1 + CLAIMED, color="0.92", label="within 10%")
+    for position, ratios in curves.items():
+        half = 1.96 * ratios.std(axis=1, ddof=1) / ratios.shape[1] ** 0.5
+        axis.errorbar(
+            widths, ratios.mean(axis=1), half, fmt="o-", capsize=3, color=networks.COLORS[position], label=networks.LABELS[position]
+        )
+    axis.set(xscale="log", yscale="log", xlabel="width", ylabel="largest |f| over the posterior's")
+    axis.set_xticks(widths, [str(w) for w in widths])
+    axis.minorticks_off()
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=8)
+    return figure

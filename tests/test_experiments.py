@@ -1,0 +1,168 @@
+"""The paper's experiments: units of work that are kept, reports, and small runs of each experiment."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from helpers import slow
+
+import ntk_ln as nl
+from ntk_ln import cli, experiments
+from ntk_ln.experiments import _networks, _run, protein, tightness, toy, transformer, width
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return _run.Settings(tmp_path / "out", quick=True)
+
+
+def run(arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["reproduce", *map(str, arguments)])
+    return stopped.value.code, *capsys.readouterr()
+
+
+def test_what_is_kept_is_not_computed_again(settings):
+    calls = []
+
+    def compute():
+        calls.append(1)
+        return {"a": [1.0, 2.0]}
+
+    for _ in range(2):
+        np.testing.assert_array_equal(settings.kept("some", {"seed": 1}, compute)["a"], [1.0, 2.0])
+    assert len(calls) == 1
+    settings.kept("some", {"seed": 2}, compute)
+    assert len(calls) == 2
+    (settings.out / "some" / "runs").mkdir(exist_ok=True)
+    for path in (settings.out / "some" / "runs").iterdir():
+        path.write_bytes(path.read_bytes()[:40])  # a process killed while it wrote
+    settings.kept("some", {"seed": 1}, compute)
+    assert len(calls) == 3
+
+
+def test_a_report(settings):
+    rows = [
+        _run.over_seeds("three", [1.0, 2.0, 3.0], published="2", agrees=True),
+        _run.over_seeds("one", [1.0]),
+        _run.exact("infinite", float("inf")),
+    ]
+    # Student's t with 2 degrees of freedom: 4.3027 standard errors of 1/sqrt(3).
+    assert (rows[0].mean, rows[0].seeds) == (2.0, 3)
+    assert rows[0].high - 2 == pytest.approx(4.302652729911275 / 3**0.5)
+    report = _run.Report("some", "Some", {"steps": 3}, rows)
+    assert report.agrees
+    folder = report.write(settings)
+    document = json.loads((folder / "results.json").read_text(), parse_constant=pytest.fail)
+    assert document["quick"]
+    assert document["rows"][2]["mean"] is None
+    with open(folder / "results.csv", encoding="utf-8") as file:
+        assert [row["what"] for row in csv.DictReader(file)] == ["three", "one", "infinite"]
+    assert not _run.Report("some", "Some", {}, [*rows, _run.exact("no", 1.0, agrees=False)]).agrees
+
+
+def test_the_exponent_of_known_growth():
+    radii = _networks.RADII
+    far = np.stack([np.stack([3 * radii + 7, np.full_like(radii, 2.0)]), np.stack([np.full_like(radii, 5.0)] * 2)])
+    np.testing.assert_allclose(_networks.exponent(far), [1.0, 0.0], atol=1e-3)
+
+
+def test_the_command_line(tmp_path, capsys):
+    code, out, _ = run(["list"], capsys)
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == list(experiments.NAMES)
+    code, _, errors = run(["figure"], capsys)
+    assert code == 2
+    assert "knows toy, ntk_maps" in errors
+    code, _, errors = run(["toy", "--data", tmp_path / "none.csv"], capsys)
+    assert code == 2
+    assert "does not exist" in errors
+
+
+def test_maps_of_the_empirical_kernel(tmp_path, capsys):
+    code, out, first = run(["ntk_maps", "--quick", "--out", tmp_path], capsys)
+    assert code == 0
+    assert "quick: fewer seeds" in out
+    assert first.count("ntk_maps:") == 4
+    assert (tmp_path / "ntk_maps" / "figure_2.png").stat().st_size > 10_000
+    code, _, second = run(["ntk_maps", "--quick", "--out", tmp_path], capsys)
+    assert code == 0
+    assert second == ""  # nothing is computed again
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Trainings of a few steps: structure, not results."""
+    for module, steps in ((toy, 200), (width, 200), (tightness, 200), (protein, 300), (transformer, 30)):
+        monkeypatch.setattr(module, "STEPS", steps)
+    monkeypatch.setattr(transformer, "BATCH", 4)
+    monkeypatch.setattr(tightness, "POINTS", (3, 5, 7, 9, 11, 13))
+    monkeypatch.setattr(width, "WIDTHS", (8, 16, 32, 64))
+
+
+def test_toy_functions(settings, small):
+    report = toy.compare(settings, "toy", "Toy", ("linear",), ("none", "batch_norm", "first"), "figure")
+    values = {row.what: row for row in report.rows}
+    assert values["linear, relu, no LayerNorm, infinitely wide: growth exponent"].mean == 1
+    assert values["linear, relu, LayerNorm first, infinitely wide: growth exponent"].mean == 0
+    assert values["linear, relu, LayerNorm first, infinitely wide: sup |f| over all x"].agrees
+    # Of the infinite network far out, from its slope: what a trained one of width 128 follows in order of magnitude.
+    assert values["linear, relu, BatchNorm first: growth exponent"].mean > 0.9
+    assert list(report.figures) == ["figure"]
+
+
+@slow
+@pytest.mark.parametrize("name", ["width", "tightness", "transformer", "activations", "batch_norm"])
+def test_small_runs(name, settings, small):
+    report = experiments.module(name).run(settings)
+    assert report.rows
+    assert all(np.isfinite(row.mean) for row in report.rows)
+    folder = report.write(settings)
+    assert all((folder / f"{figure}.png").stat().st_size > 5000 for figure in report.figures)
+
+
+@pytest.fixture
+def table(tmp_path):
+    """A table like the protein data: nine features, the target saturating in the first one."""
+    rng = np.random.default_rng(0)
+    area = np.concatenate([rng.uniform(3000, 19_999, 90), rng.uniform(20_000, 38_000, 12)])
+    x = np.column_stack([area, rng.normal(size=(102, 8))])
+    y = 8 + 4 * np.tanh(area / 2e4) + x[:, 1]
+    path = tmp_path / "CASP.csv"
+    np.savetxt(path, np.column_stack([y, x]), delimiter=",", header="RMSD," + ",".join(f"F{i}" for i in range(1, 10)), comments="")
+    return path
+
+
+def test_protein(tmp_path, table, small, monkeypatch):
+    monkeypatch.setattr(protein, "POSITIONS", ("none", "first"))
+    settings = _run.Settings(tmp_path / "out", quick=True, data=table)
+    report = protein.run(settings)
+    values = {row.what: row for row in report.rows}
+    assert values["XGBoost: R^2 in distribution"].published == "0.61"
+    assert values["LayerNorm first, infinitely wide: R^2 in distribution"].mean > 0.5
+    bound = values["LayerNorm first, infinitely wide: bound of |f - mean of y| (rkhs)"].mean
+    assert values["LayerNorm first, infinitely wide: largest |f - mean of y| out of distribution"].mean <= bound
+    assert report.setting["out-of-distribution rows"] == 12
+    assert not list((tmp_path / "out" / "protein" / "runs").glob("*.checkpoint"))
+
+
+def test_protein_data_of_another_kind(tmp_path, table):
+    other = tmp_path / "other.csv"
+    other.write_text(table.read_text().replace("F9", "F10", 1))
+    with pytest.raises(ValueError, match=r"needs the columns RMSD, F1, \.\.\., F9\. Got RMSD, F1, .*F10"):
+        protein.load(_run.Settings(tmp_path, data=other))
+    with pytest.raises(ValueError, match=r"needs sha256 4277cfcb.* Got [0-9a-f]{64}: the file has changed"):
+        protein.check_content(table.read_bytes())
+
+
+def test_the_coefficient_of_determination():
+    y = np.array([1.0, 2.0, 3.0])
+    assert protein.r2(y, y) == 1
+    assert protein.r2(np.full(3, 2.0), y) == 0
+
+
+def test_batch_norm_stands_where_layer_norm_does():
+    layers = [type(layer) for layer in _networks.network("batch_norm").layers]
+    want = [nl.BatchNorm if layer is nl.LayerNorm else layer for layer in map(type, _networks.network("first").layers)]
+    assert layers == want
