@@ -60,20 +60,25 @@ def main() -> None:
     function, value = timed(lambda: any_function(x), 3)
     difference = np.abs(value - ours).max() / np.abs(ours).max()
     print(f"{'ours, any function':<58}{function:>10.4f}{function / layerwise:>9.1f}   {difference:.1e}")
-    best = np.inf
+    best, fastest = np.inf, None
     for mode in nt.NtkImplementation:
         if mode.name == "AUTO":
             continue
         kernel = nt.empirical_ntk_fn(network, trace_axes=(-1,), vmap_axes=0, implementation=mode)
         try:
-            seconds, value = timed(partial(jax.jit(kernel), x, None, params), 3)
+            call = partial(jax.jit(kernel), x, None, params)
+            seconds, value = timed(call, 3)
         except Exception as error:  # its modes break with JAX in many ways
             print(f"{'neural-tangents, ' + mode.name:<58}{'-':>10}{'-':>9}   does not run: {type(error).__name__}")
             continue
-        best = min(best, seconds)
+        if seconds < best:
+            best, fastest = seconds, call
         difference = np.abs(value - ours).max() / np.abs(ours).max()
         print(f"{'neural-tangents, ' + mode.name:<58}{seconds:>10.4f}{seconds / layerwise:>9.1f}   {difference:.1e}")
     print(f"\nfaster than neural-tangents' best mode: {best / layerwise:.0f} x (target 100)")
+    # Close to each other: once more, in turns.
+    in_turns = [(timed(lambda: any_function(x), 1)[0], timed(fastest, 1)[0]) for _ in range(5)]
+    function, best = map(statistics.median, zip(*in_turns, strict=True))
     print(f"any function against neural-tangents' best mode: {best / function:.2f} x (target 1)")
 
     settings = {"output": "trace", "block": 1024, "dtype": jnp.dtype(jnp.float32)}
