@@ -1,5 +1,6 @@
 """What `posterior` accepts: checks, and the Gram matrix in float64."""
 
+import importlib
 import importlib.util
 import math
 from typing import Any
@@ -150,13 +151,13 @@ def sharded_products(
             return np.asarray(take(gram, i), np.float64)
 
     def direct(b: np.ndarray) -> np.ndarray:
-        from jaxmg import potrs
+        potrs = importlib.import_module("jaxmg").potrs
 
         with precision_of(x.dtype):
             # The solver takes its matrix's memory: a copy each time, K itself stays for products.
             return np.asarray(to_host(potrs(shifted(gram), jnp.asarray(b, x.dtype), tile, sharding.mesh)), np.float64)
 
-    shifted = jax.jit(lambda k: k + noise * jnp.eye(len(k), dtype=k.dtype), out_shardings=gram.sharding)
+    shifted = jax.jit(lambda k: k + (noise or 0.0) * jnp.eye(len(k), dtype=k.dtype), out_shardings=gram.sharding)
     tile = min(_JAXMG_TILE, gram.addressable_shards[0].data.shape[0])
     return product, column, diagonal, float(jnp.finfo(x.dtype).eps), None if noise is None else direct
 

@@ -183,13 +183,18 @@ def reproduce(
 def _print_experiment(console: Console, report: Any, quick: bool) -> None:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, title=report.title + (" (quick: fewer seeds and steps)" if quick else ""))
     table.title_justify = "left"
-    for heading in ("", "mean", "95% interval", "seeds", "published", ""):
-        table.add_column(heading, justify="right" if heading in ("mean", "95% interval", "seeds") else "left", overflow="fold")
+    table.add_column("", min_width=24)
+    for heading in ("mean", "95% interval"):
+        table.add_column(heading, justify="right")
+    table.add_column("published", min_width=12)
+    table.add_column("", min_width=8, no_wrap=True)
     for row in report.rows:
-        interval = f"{row.low:.4g} ... {row.high:.4g}" if row.seeds > 1 else ""
-        verdict = {True: Text("agrees", "green"), False: Text("does not", "bold red"), None: Text("")}[row.agrees]
-        table.add_row(row.what, f"{row.mean:.4g}", interval, str(row.seeds or "infinite"), row.published, verdict)
+        if row.published or row.agrees is not None:
+            interval = f"+- {row.high - row.mean:.2g}" if row.seeds > 1 else ""
+            verdict = {True: Text("agrees", "green"), False: Text("does not", "bold red"), None: Text("")}[row.agrees]
+            table.add_row(row.what, f"{row.mean:.4g}", interval, row.published, verdict)
     console.print(table)
+    console.print(f"All {len(report.rows)} numbers, seeds and notes: results.csv, results.json.")
 
 
 class BadInput(Exception):

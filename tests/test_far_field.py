@@ -19,7 +19,7 @@ NETWORKS = {
         nl.Dense(b_std=0.3), nl.Activation("relu_power", degree=2), nl.Dense(b_std=0.3), nl.Activation("relu"), nl.Dense()
     ),
 }
-QUICK = ("relu", "relu LN first", "relu_power", "leaky LN last")
+QUICK = ("relu", "relu LN first", "relu_power")
 POWERS = {"relu": 1, "gelu": 1, "relu_power": 2}
 
 

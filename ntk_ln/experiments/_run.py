@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -44,15 +45,16 @@ class Settings:
         text = json.dumps(unit, sort_keys=True)
         path = self.out / name / "runs" / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.npz"
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
                 return {key: file[key] for key in file.files if key != "unit"}
-        except (OSError, ValueError, EOFError):
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile):
             pass  # not there, or half written by a process that was killed
         self.announce(f"{name}: {', '.join(f'{k} {v}' for k, v in unit.items() if not isinstance(v, list | dict))}")
         arrays = {key: np.asarray(value) for key, value in compute().items()}
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(f".{os.getpid()}.tmp.npz")
-        np.savez(unfinished, unit=np.array(text), **arrays)
+        everything: dict[str, Any] = {"unit": np.array(text), **arrays}
+        np.savez(unfinished, **everything)
         unfinished.replace(path)
         return arrays
 
