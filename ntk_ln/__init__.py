@@ -80,3 +80,11 @@ __all__ = [
     "train",
     "width_study",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name == "NTKRegressor":  # scikit-learn is imported, and needed, only by who asks for it
+        from ntk_ln.estimator import NTKRegressor
+
+        return NTKRegressor
+    raise AttributeError(f"module 'ntk_ln' has no attribute {name!r}")
