@@ -3,7 +3,7 @@
 import importlib
 from types import ModuleType
 
-NAMES = ("toy", "ntk_maps", "activations", "batch_norm", "width", "tightness", "transformer", "protein")
+NAMES = ("toy", "ntk_maps", "activations", "batch_norm", "width", "tightness", "transformer", "protein", "audit")
 
 
 def module(name: str) -> ModuleType:

@@ -8,7 +8,7 @@ from ntk_ln.experiments import _networks as networks
 from ntk_ln.experiments._run import Report, Row, Settings, over_seeds
 
 TITLE = "Figure 7: a transformer on straight lines"
-SEEDS, STEPS, BATCH, RATE = 5, 3000, 128, 1e-3
+SEEDS, STEPS, BATCH, RATE = 5, 3000, 32, 1e-3
 LAYERS, HEADS, WIDTH, CONTEXT = 2, 4, 64, 20
 # Training positions, tested positions, and whether the tested line has a = b = 1 (the discussion's variant).
 VARIANTS = {"figure 7": (range(1, 31), range(20, 101), False), "discussion": (range(0, 21), range(0, 101), True)}
