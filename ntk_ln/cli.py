@@ -187,11 +187,11 @@ def _print_experiment(console: Console, report: Any, quick: bool) -> None:
     for heading in ("mean", "95% interval"):
         table.add_column(heading, justify="right")
     table.add_column("published", min_width=12)
-    table.add_column("", min_width=8, no_wrap=True)
+    table.add_column("agrees", no_wrap=True)
     for row in report.rows:
         if row.published or row.agrees is not None:
             interval = f"+- {row.high - row.mean:.2g}" if row.seeds > 1 else ""
-            verdict = {True: Text("agrees", "green"), False: Text("does not", "bold red"), None: Text("")}[row.agrees]
+            verdict = {True: Text("yes", "green"), False: Text("NO", "bold red"), None: Text("")}[row.agrees]
             table.add_row(row.what, f"{row.mean:.4g}", interval, row.published, verdict)
     console.print(table)
     console.print(f"All {len(report.rows)} numbers, seeds and notes: results.csv, results.json.")

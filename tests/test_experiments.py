@@ -136,6 +136,7 @@ def table(tmp_path):
     return path
 
 
+@slow
 def test_protein(tmp_path, table, small, monkeypatch):
     monkeypatch.setattr(protein, "POSITIONS", ("none", "first"))
     settings = _run.Settings(tmp_path / "out", quick=True, data=table)
@@ -168,3 +169,14 @@ def test_batch_norm_stands_where_layer_norm_does():
     layers = [type(layer) for layer in _networks.network("batch_norm").layers]
     want = [nl.BatchNorm if layer is nl.LayerNorm else layer for layer in map(type, _networks.network("first").layers)]
     assert layers == want
+
+
+@slow
+def test_the_audit(settings):
+    rows = {row.what: row for row in experiments.module("audit").run(settings).rows}
+    # The counterexample to lambda_min(K_LN) >= lambda_min(K)/(h + max|x|^2): .0019343 against .0023219.
+    claim = "lambda_min(K_LN) over lambda_min(K)/(h + max |x|^2), depth 2, biases of variance 1"
+    assert rows[claim].mean == pytest.approx(0.0019343 / 0.0023219, rel=1e-4)
+    failing = [what for what, row in rows.items() if row.agrees is False]
+    assert len(failing) == 5
+    assert all(what.startswith(("K = D", "lambda_min", "Theorem 3.3's sketch")) for what in failing)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import mpmath as mp
 import numpy as np
 import pytest
+from helpers import slow
 from mpmath import mpf
 
 from ntk_ln._dtype import enable_x64
@@ -18,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "reference"))
 import make
 
 EPS = np.finfo(np.float64).eps
-each = pytest.mark.parametrize("act", [Sin(), Cos()], ids=lambda act: act.name)
+each = pytest.mark.parametrize("act", [Sin(), slow(Cos())], ids=lambda act: act.name)
 SIZES = [1e-300, 1e-20, 0.01, 0.3, 0.8, 1.1, 30.0]
 FACTORS = [1.0, 1 + 1e-8, 1.1, 1e6]
 ZS = [0.0, 1e-20, 1e-3, 0.5, 0.9, 1.0]
