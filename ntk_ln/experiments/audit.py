@@ -241,7 +241,7 @@ def frozen_batch_norm() -> Iterator[Row]:
     net = nl.Network(dense, nl.BatchNorm(), *rest)
     x = np.linspace(-3, 3, 32, dtype=np.float32)[:, None]
     params = net.init(jax.random.key(0), in_features=1, width=512)
-    _, params = net.apply_batch(params, x)
+    _, params = net.apply_batch(params, jax.numpy.asarray(x))
     far = np.array([[1e4], [2e4]], np.float32)
     diagonal = np.asarray(nl.EmpiricalNTK(net, params).diag(far), np.float64)
     power = float(np.log2(diagonal[1] / diagonal[0]))
