@@ -58,6 +58,7 @@ def test_networks_of_width_1024_are_draws_of_it():
     assert (np.abs(outputs.std(axis=0, ddof=1) / deviation - 1) < 4 / (2 * 59) ** 0.5).all()
 
 
+@pytest.mark.slow
 def test_equal_rows_and_outputs():
     twice, labels = np.concatenate([X, X[:2]]), np.concatenate([Y, Y[:2]])
     one, two = nl.ensemble(NET, X, Y), nl.ensemble(NET, twice, np.stack([labels, -labels], axis=1))

@@ -35,9 +35,11 @@ def params(groups: dict[str, list[KernelCase]]) -> list:
     return [pytest.param(cases, id=name, marks=marks(cases)) for name, cases in groups.items()]
 
 
-def every_fifth(cases: list) -> list:
+def every(step: int, cases: list) -> list:
     """The others in the slow run alone."""
-    return [case if i % 5 == 0 else pytest.param(*case.values, id=case.id, marks=pytest.mark.slow) for i, case in enumerate(cases)]
+    return [
+        case if i % step == 0 else pytest.param(*case.values, id=case.id, marks=pytest.mark.slow) for i, case in enumerate(cases)
+    ]
 
 
 KERNELS, EXTRA, FLOAT32 = (grouped(table) for table in ("kernels", "extra", "kernels_float32"))
@@ -74,11 +76,11 @@ def op_by_op(cases: list[KernelCase]):
 
 
 class TestKernels:
-    @pytest.mark.parametrize("cases", params(KERNELS))
+    @pytest.mark.parametrize("cases", every(2, params(KERNELS)))
     def test_float64(self, cases):
         check(cases, np.float64)
 
-    @pytest.mark.parametrize("cases", every_fifth(params({name: FLOAT32[name] for name in KERNELS})))
+    @pytest.mark.parametrize("cases", every(5, params({name: FLOAT32[name] for name in KERNELS})))
     def test_float32(self, cases):
         with op_by_op(cases):
             check(cases, np.float32, rows=ROWS)
@@ -88,7 +90,7 @@ class TestKernels:
     def test_float32_compiled(self, cases):
         check(cases, np.float32)
 
-    @pytest.mark.parametrize("cases", every_fifth(params(EXTRA)))
+    @pytest.mark.parametrize("cases", every(5, params(EXTRA)))
     def test_extra_float64_op_by_op(self, cases):
         with op_by_op(cases):
             check(cases, np.float64, rows=ROWS)

@@ -90,7 +90,7 @@ def dot_scale(act, scale):
 @pytest.mark.parametrize(
     ("numeric", "closed"),
     [
-        (Numeric(jax.nn.relu, 1, (0,)), relu()),
+        pytest.param(Numeric(jax.nn.relu, 1, (0,)), relu(), marks=pytest.mark.slow),
         pytest.param(Numeric(jnp.abs, 1, (0,)), absolute(), marks=pytest.mark.slow),
         (Numeric(gelu, 1), Gelu()),
         pytest.param(Numeric(jax.scipy.special.erf, 0), Erf(), marks=pytest.mark.slow),
@@ -166,7 +166,7 @@ def test_near_duplicates(act):
     ("act", "better"),
     [
         pytest.param(Numeric(jax.nn.relu, 1, (0,)), relu(), marks=pytest.mark.slow),
-        (Numeric(jax.nn.relu, 1), relu()),
+        pytest.param(Numeric(jax.nn.relu, 1), relu(), marks=pytest.mark.slow),
         pytest.param(Numeric(hard_tanh, 0), Numeric(hard_tanh, 0, (-1, 1), nodes=24), marks=pytest.mark.slow),
         pytest.param(Numeric(jnp.tanh, 0), Numeric(jnp.tanh, 0, nodes=28), marks=pytest.mark.slow),
     ],

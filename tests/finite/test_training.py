@@ -96,6 +96,7 @@ def test_each_network_stops_by_itself():
         np.testing.assert_allclose(alone.apply(X)[0], got.apply(X)[i], atol=1e-2)
 
 
+@pytest.mark.slow
 def test_batch_norm_keeps_the_last_statistics():
     got = nl.train(BATCH, X, Y, width=16, seeds=2, steps=30)
     losses = 0.5 * ((got.apply(X) - Y) ** 2).sum(axis=1)

@@ -74,6 +74,7 @@ def test_the_tile_does_not_show(monkeypatch, tiles):
         np.testing.assert_allclose(other, grams[0], rtol=0, atol=4 * np.finfo(float).eps * grams[0].max())
 
 
+@pytest.mark.slow
 def test_float32_pairs_and_jax(monkeypatch, tiles):
     x = points(50, 20, np.float32)
     k = nl.NTK(NETWORKS["table of the angle"])

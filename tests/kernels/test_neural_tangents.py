@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import slow
 
 from ntk_ln import NTK, Activation, Dense, LayerNorm, Network, NeuralTangentsKernel, mlp
 from ntk_ln.kernels._neural_tangents_shim import import_neural_tangents
@@ -47,7 +48,10 @@ def without_jit(function, *args):
         return function(*args)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+QUICK = list(NETWORKS)[::2]
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else slow(n) for n in NETWORKS])
 def test_agrees_with_the_closed_form(name):
     k = NeuralTangentsKernel(NETWORKS[name])
     wanted = without_jit(NTK(k.network).pair, X1, np.concatenate([X1, X2]))

@@ -112,6 +112,7 @@ def test_another_job_is_refused(folder, change, says):
         nl.stream_gram(**(job | change), store=folder)
 
 
+@pytest.mark.slow
 def test_functions_of_your_own_are_told_apart_by_their_values(folder):
     def net(c):
         return nl.NTK(nl.Network(nl.Dense(), nl.Activation(lambda x: np.float64(c) * x), nl.Dense()))
