@@ -76,7 +76,7 @@ def test_mean_is_traced_and_differentiated(data, monkeypatch, blocks):
 # --- Files ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("to_array", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
+@pytest.mark.parametrize("to_array", [np.asarray, pytest.param(jnp.asarray, marks=pytest.mark.slow)], ids=["numpy", "jax"])
 @pytest.mark.parametrize(
     ("kernel", "options"),
     [

@@ -46,7 +46,7 @@ def tiles(monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "d"),
-    [pytest.param(n, d, marks=[] if n in QUICK else [pytest.mark.slow]) for n in NETWORKS for d in (3, 20)],
+    [pytest.param(n, d, marks=[] if n in QUICK and d == 20 else [pytest.mark.slow]) for n in NETWORKS for d in (3, 20)],
 )
 def test_tiles_equal_one_pass(monkeypatch, tiles, name, d):
     k = nl.NTK(NETWORKS[name])
