@@ -141,8 +141,11 @@ def gram(
 @app.command()
 def reproduce(
     name: Annotated[str, typer.Argument(help='An experiment of the paper, "all", or "list".')],
-    data: Annotated[Path | None, typer.Option(help="The data file of experiments that need one.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="The data of experiments that need some: a file, or a folder of images.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Two seeds and a tenth of the steps: minutes.")] = False,
+    seeds: Annotated[int | None, typer.Option(min=1, help="At most so many seeds, instead of the paper's number.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the results; a run that was stopped goes on from what it holds.")] = Path(
         "ntk-ln-reproduce"
     ),
@@ -157,7 +160,7 @@ def reproduce(
     with _as_bad_input():
         if name not in ("all", "list", *experiments.NAMES):
             raise ValueError(f"ntk-ln reproduce knows {', '.join(experiments.NAMES)}, all and list. Got {name!r}.")
-        if data is not None and not data.is_file():
+        if data is not None and not (data.is_file() or (name == "utkface" and data.is_dir())):
             raise ValueError(f"The data file {str(data)!r} does not exist.")
         if out.exists() and not out.is_dir():
             raise ValueError(f"--out needs a folder. Got the file {str(out)!r}.")
@@ -167,21 +170,25 @@ def reproduce(
         return
     from ntk_ln.experiments._run import Settings
 
-    settings = Settings(out, quick, data, lambda line: print(line, file=sys.stderr, flush=True))
+    settings = Settings(out, quick, data, seeds, lambda line: print(line, file=sys.stderr, flush=True))
     _stopped.append("stopped; the same command goes on from here")
     agree = True
-    for each in experiments.NAMES if name == "all" else (name,):
+    every = [each for each in experiments.NAMES if each not in experiments.ALONE]
+    if name == "all":
+        console.print(f"Not in this run, for data of your own: {', '.join(experiments.ALONE)}.")
+    for each in every if name == "all" else (name,):
         with _as_bad_input():
             report = experiments.module(each).run(settings)
             folder = report.write(settings)
         agree &= report.agrees
-        _print_experiment(console, report, quick)
+        _print_experiment(console, report, quick, seeds)
         console.print(f"{folder}\n", soft_wrap=True)
     raise typer.Exit(0 if agree else 1)
 
 
-def _print_experiment(console: Console, report: Any, quick: bool) -> None:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, title=report.title + (" (quick: fewer seeds and steps)" if quick else ""))
+def _print_experiment(console: Console, report: Any, quick: bool, seeds: int | None) -> None:
+    less = " (quick: fewer seeds and steps)" if quick else "" if seeds is None else f" (at most {seeds} seeds)"
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, title=report.title + less)
     table.title_justify = "left"
     table.add_column("", min_width=24)
     for heading in ("mean", "95% interval"):

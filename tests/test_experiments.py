@@ -9,7 +9,7 @@ from helpers import slow
 
 import ntk_ln as nl
 from ntk_ln import cli, experiments
-from ntk_ln.experiments import _networks, _run, protein, tightness, toy, transformer, width
+from ntk_ln.experiments import _networks, _run, _shift, protein, tightness, toy, transformer, utkface, width
 
 
 @pytest.fixture
@@ -98,6 +98,8 @@ def small(monkeypatch):
     for module, steps in ((toy, 200), (width, 200), (tightness, 200), (protein, 100), (transformer, 30)):
         monkeypatch.setattr(module, "STEPS", steps)
     monkeypatch.setattr(transformer, "BATCH", 4)
+    monkeypatch.setattr(transformer, "ROWS", 12)
+    monkeypatch.setattr(transformer, "LINES", 3)
     monkeypatch.setattr(tightness, "POINTS", (3, 5, 7, 9, 11, 13))
     monkeypatch.setattr(width, "WIDTHS", (8, 16, 32, 64))
 
@@ -159,10 +161,121 @@ def test_protein_data_of_another_kind(tmp_path, table):
         protein.check_content(table.read_bytes())
 
 
+def colours(images):
+    """Frozen features of a test: the mean colours of the upper and the lower half."""
+    halves = [np.asarray(image.resize((8, 8)), np.float64).reshape(2, -1, 3).mean(axis=1) / 255 for image in images]
+    return np.array(halves).reshape(-1, 6)
+
+
+@pytest.fixture
+def faces(tmp_path):
+    """Small images with the names of UTKFace, redder with age, and three that are no faces."""
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "UTKFace"
+    (folder / "part2").mkdir(parents=True)
+    for i in range(150):
+        age, race = int(rng.integers(1, 100)), i % 5
+        pixels = rng.integers(0, 40, size=(12, 12, 3)) + np.array([2 * age, 0, 30 * race])
+        where = folder / "part2" if i % 2 else folder
+        Image.fromarray(pixels.astype(np.uint8)).save(where / f"{age}_{i % 2}_{race}_2017010{i:010}.jpg.chip.jpg")
+    (folder / "61_1_20170109142408075.jpg.chip.jpg").write_bytes(b"")  # the set has names without an ethnicity
+    (folder / "notes.txt").write_text("none")
+    return folder
+
+
+def test_ages_from_images(faces, tmp_path, monkeypatch):
+    lines = []
+    settings = _run.Settings(tmp_path / "out", quick=True, data=faces, announce=lines.append)
+    loaded = utkface.load(settings, colours)
+    assert loaded.features.shape == (150, 6)
+    assert loaded.validation.sum() == 30
+    assert sorted(set(loaded.race)) == [0, 1, 2, 3, 4]
+    np.testing.assert_allclose(np.corrcoef(loaded.age, loaded.features[:, 0])[0, 1], 1, atol=0.01)
+    assert "1 names without age_gender_race_date are left out: 61_1_2017" in lines[0]
+
+    def never(images):
+        pytest.fail("features are kept")
+
+    np.testing.assert_array_equal(utkface.load(settings, never).features, loaded.features)
+    (faces / "5_0_0_20170101000000000.png").write_bytes(b"no image")
+    with pytest.raises(ValueError, match=r"The image '5_0_0_20170101000000000.png' cannot be read"):
+        utkface.load(settings, colours)
+
+
+def test_ages_of_frozen_features(faces, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(utkface, "PUBLISHED", {name: utkface.PUBLISHED[name] for name in ("none", "first")})
+    monkeypatch.setattr(utkface, "EPOCHS", 300)
+    monkeypatch.setattr(utkface, "BATCH", 48)
+    loaded = utkface.load(_run.Settings(tmp_path / "out", data=faces), colours)
+    path = tmp_path / "features.npz"
+    np.savez(path, features=loaded.features, age=loaded.age, race=loaded.race, validation=loaded.validation)
+    code, out, errors = run(["utkface", "--data", path, "--out", tmp_path / "two", "--seeds", "2"], capsys)
+    assert code in (0, 1)  # whether a norm helps on coloured squares
+    assert "at most 2 seeds" in " ".join(out.split())
+    assert errors.count("utkface:") == 4  # two finite networks, two infinite ones
+    with open(tmp_path / "two" / "utkface" / "results.csv", encoding="utf-8") as file:
+        rows = {row["what"]: row for row in csv.DictReader(file)}
+    inside = rows["LayerNorm first: R^2 in distribution"]
+    assert float(inside["mean"]) > 0.8
+    assert (inside["published"], inside["seeds"]) == ("0.68", "2")
+    assert float(rows["LayerNorm first, infinitely wide: R^2 in distribution"]["mean"]) > 0.8
+    assert (tmp_path / "two" / "utkface" / "figure_4.png").stat().st_size > 5000
+
+
+def test_faces_of_another_kind(tmp_path, capsys):
+    code, _, errors = run(["utkface", "--out", tmp_path / "out"], capsys)
+    assert code == 2
+    assert "needs --data: the folder of UTKFace's images" in errors
+    code, _, errors = run(["toy", "--data", tmp_path, "--out", tmp_path / "out"], capsys)
+    assert code == 2
+    assert "does not exist" in errors
+    good = {"features": np.ones((20, 2)), "age": np.arange(20), "race": np.arange(20) % 5}
+    for change, message in (
+        ({"race": np.arange(20)}, r"needs races from 0 to 4 \(4: others\)\. Got \[0, 1"),
+        ({"age": np.full(20, np.nan)}, r"needs finite age\. Row 0 is not"),
+        ({"features": np.ones(20)}, r'needs "features" \(n, k\) and one age'),
+        ({"race": np.zeros(20, int)}, r"needs at least two out-of-distribution test rows\. Got 0 of 20 faces"),
+    ):
+        path = tmp_path / "features.npz"
+        np.savez(path, **(good | change))
+        with pytest.raises(ValueError, match=message):
+            utkface.run(_run.Settings(tmp_path / "out", data=path))
+    path.write_text("no archive")
+    with pytest.raises(ValueError, match=r"Got 'features.npz': no NPZ file"):
+        utkface.load(_run.Settings(tmp_path / "out", data=path))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"empty', without an image of such a name"):
+        utkface.load(_run.Settings(tmp_path / "out", data=tmp_path / "empty"))
+
+
+def test_batches_learn_what_full_batches_do():
+    """With one batch a step, training is that of `nl.train`: Adam on the standard parametrisation from the same parameters."""
+    x, y = _networks.data("sine", 16)
+    net = _networks.network("first")
+    # Gradients of the mean of squares are 2/n of those of half their sum: Adam divides that out, up to its eps of 1e-8.
+    batches = utkface.fit(net, x, y, [0, 1], 20, 1e-3)(x)
+    full = nl.train(net, x, y, width=utkface.WIDTH, seeds=[0, 1], steps=20)
+    np.testing.assert_allclose(batches, full.apply(x), rtol=1e-3, atol=1e-4)
+
+
+def test_the_similarity_of_faces():
+    rows = np.array([[1.0, 0.0], [0.0, 2.0]])
+    np.testing.assert_allclose(utkface.similarity(rows, np.array([[3.0, 0.0], [1.0, 1.0]])), [(1 + 0.5**0.5) / 2, 0.5**0.5 / 2])
+
+
+def test_fewer_seeds_than_the_paper(tmp_path):
+    assert _run.Settings(tmp_path).seeds(10) == tuple(range(10))
+    assert _run.Settings(tmp_path, most_seeds=3).seeds(10) == (0, 1, 2)
+    assert _run.Settings(tmp_path, most_seeds=30).seeds(10) == tuple(range(10))
+    assert _run.Settings(tmp_path, quick=True).seeds(10) == (0, 1)
+
+
 def test_the_coefficient_of_determination():
     y = np.array([1.0, 2.0, 3.0])
-    assert protein.r2(y, y) == 1
-    assert protein.r2(np.full(3, 2.0), y) == 0
+    assert _shift.r2(y, y) == 1
+    assert _shift.r2(np.full(3, 2.0), y) == 0
 
 
 def test_batch_norm_stands_where_layer_norm_does():

@@ -3,7 +3,8 @@
 import importlib
 from types import ModuleType
 
-NAMES = ("toy", "ntk_maps", "activations", "batch_norm", "width", "tightness", "transformer", "protein", "audit")
+NAMES = ("toy", "ntk_maps", "activations", "batch_norm", "width", "tightness", "transformer", "protein", "utkface", "audit")
+ALONE = ("utkface",)  # not in `all`: its data are the user's own
 
 
 def module(name: str) -> ModuleType:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import scipy.stats
 
 import ntk_ln as nl
 from ntk_ln.experiments._run import Settings
@@ -83,3 +84,17 @@ def exponent(far: np.ndarray, radii: np.ndarray = RADII) -> np.ndarray:
     """The power with which |f| grows over the last two octaves, the larger of the two directions: (seeds,)."""
     outputs = np.abs(far)
     return (np.log2(outputs[..., -1] / outputs[..., -3]) / np.log2(radii[-1] / radii[-3])).max(axis=-1)
+
+
+def band(axis: Any, x: np.ndarray, values: np.ndarray, position: str, label: str) -> None:
+    """Draws the mean over seeds of `values` (seeds, points) and its 95% interval."""
+    mean = values.mean(axis=0)
+    half = interval(values)
+    axis.fill_between(x, mean - half, mean + half, color=COLORS[position], alpha=0.25, lw=0)
+    axis.plot(x, mean, color=COLORS[position], label=label)
+
+
+def interval(values: np.ndarray) -> np.ndarray:
+    """Half the 95% interval of the mean over seeds, the first axis; 0 of one seed."""
+    n = len(values)
+    return scipy.stats.t.ppf(0.975, n - 1) * values.std(axis=0, ddof=1) / n**0.5 if n > 1 else np.zeros(values.shape[1:])

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy
+import scipy.stats
 
 
 @dataclass(frozen=True)
@@ -23,18 +23,21 @@ class Settings:
     Attributes:
         out: folder of all experiments; each has one of its own in it.
         quick: fewer seeds and steps, minutes rather than hours; the output says so.
-        data: a file of the user's, for experiments that need one.
+        data: a file or folder of the user's, for experiments that need one.
+        most_seeds: fewer seeds than the paper's, if not None; the output says so.
         announce: called with a line at each unit of work.
     """
 
     out: Path
     quick: bool = False
     data: Path | None = None
+    most_seeds: int | None = None
     announce: Callable[[str], None] = lambda line: None
 
     def seeds(self, full: int) -> tuple[int, ...]:
-        """The paper's number of seeds, two of them if quick."""
-        return tuple(range(min(2, full) if self.quick else full))
+        """The paper's number of seeds, `most_seeds` of them, two if quick."""
+        most = 2 if self.quick else full
+        return tuple(range(min(full, most if self.most_seeds is None else self.most_seeds)))
 
     def steps(self, full: int) -> int:
         """The paper's number of training steps, a tenth if quick."""
@@ -119,6 +122,7 @@ class Report:
             "experiment": self.name,
             "title": self.title,
             "quick": settings.quick,
+            "most_seeds": settings.most_seeds,
             "setting": self.setting,
             "versions": {"python": platform.python_version(), **versions},
             "rows": [{key: _plain(value) for key, value in asdict(row).items()} for row in self.rows],

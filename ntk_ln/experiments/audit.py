@@ -1,11 +1,14 @@
-"""The audit: the paper's statements and side remarks, each computed, with a verdict. No training: minutes."""
+"""The audit: the paper's statements and side remarks, each computed, with a verdict."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import jax
 import numpy as np
 
 import ntk_ln as nl
+from ntk_ln.experiments import _networks as networks
+from ntk_ln.experiments import width
 from ntk_ln.experiments._run import Report, Row, Settings, exact
 
 TITLE = "Audit of the paper's statements"
@@ -13,10 +16,11 @@ R = 1e8  # "far out"
 
 
 def run(settings: Settings) -> Report:
-    """Every statement that can be checked without training."""
+    """Every statement; networks are trained for the remark on widths alone."""
     parts = (
         theorem_3_1,
         theorems_3_2_and_3_3,
+        proposition_3_4,
         theorem_c_1,
         proposition_e_2,
         corollary_e_3,
@@ -24,12 +28,14 @@ def run(settings: Settings) -> Report:
         diagonal_claim,
         frozen_batch_norm,
         training_set_eigenvalue,
+        partial(remark_on_widths, settings),
         assumption_on_degree,
+        remark_on_tightness,
         what_is_left_open,
     )
     rows: list[Row] = []
     for part in parts:
-        settings.announce(f"audit: {(part.__doc__ or '').splitlines()[0]}")
+        settings.announce(f"audit: {(getattr(part, 'func', part).__doc__ or '').splitlines()[0]}")
         rows += part()
     return Report("audit", TITLE, {"far out": R}, rows)
 
@@ -78,6 +84,23 @@ def theorems_3_2_and_3_3() -> Iterator[Row]:
                 published="at most 1",
                 agrees=bool(found <= bound.rkhs <= bound.spectral <= bound.dataset),
                 note=f"C = {bound.kernel_sup:.6g}: Theorem 3.2",
+            )
+
+
+def proposition_3_4() -> Iterator[Row]:
+    """Proposition 3.4: a network of minimum training loss with a LayerNorm inside, and no bound."""
+    x, y = networks.data("sine", 10)
+    for name, net in (("1 hidden layer", nl.paper_mlp(1)), ("2 hidden layers", nl.paper_mlp(2))):
+        found = nl.check_proposition_3_4(net, x, y)
+        for eps in ("eps", "eps/10"):
+            one = found.evidence[eps]
+            yield exact(
+                f"Proposition 3.4, {name}, eps = {one['eps']:g}: largest |f| of a network whose training outputs are y",
+                one["largest"],
+                published=f"no bound: 1/eps = {1 / one['eps']:g}",
+                agrees=found.holds,
+                note=f"training outputs differ by {one['training_error']:.1e}; it follows the network without a norm to "
+                f"|x| = {one['radius_of_saturation']:.3g}, then saturates",
             )
 
 
@@ -268,6 +291,11 @@ def training_set_eigenvalue() -> Iterator[Row]:
     )
 
 
+def remark_on_widths(settings: Settings) -> Iterator[Row]:
+    """Widths above 512: the largest prediction within 10% of that of the NTK posterior, on the sine."""
+    yield from width.compare(settings, (width.CLAIMED_FROM,))[0]
+
+
 def assumption_on_degree() -> Iterator[Row]:
     """The assumption n > 1/2: with erf or tanh before the LayerNorm Theta(x, x) grows like |x|, though the mean is bounded."""
     x, y = _data()
@@ -291,6 +319,31 @@ def assumption_on_degree() -> Iterator[Row]:
             f"degree {degree:g}, between 1/2 and 1, before the norm: C", kernel_sup.value, published="finite",
             agrees=bool(np.isfinite(kernel_sup.value)),
         )  # fmt: skip
+
+
+def remark_on_tightness() -> Iterator[Row]:
+    """The bound is of the order of the largest prediction for few points and loosens as they grow; a plain network exceeds it."""
+    ratios = []
+    for n in (5, 50):
+        p, plain = (
+            nl.posterior(nl.NTK(networks.network(position)), *networks.data("sine", n), noise=1e-2)
+            for position in ("first", "none")
+        )
+        found, bound = nl.sup_norm(p).value, nl.sup_norm_bound(p)
+        ratios.append(found / bound.dataset)
+        yield exact(
+            f"sine, {n} points, noise 0.01, LayerNorm first: sup |mean| over the dataset bound",
+            ratios[-1],
+            published="of the order of 1 for few points, loosening",
+            agrees=bool(0.1 < ratios[0] <= 1 and ratios[-1] <= ratios[0]),
+        )
+        far = float(np.abs(plain.mean([[-1e4], [1e4]])).max())
+        yield exact(
+            f"sine, {n} points, noise 0.01, no LayerNorm: |mean| at 10^4 over that dataset bound",
+            far / bound.dataset,
+            published="above 1",
+            agrees=far > bound.dataset,
+        )
 
 
 def what_is_left_open() -> Iterator[Row]:

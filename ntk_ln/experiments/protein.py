@@ -14,11 +14,13 @@ import numpy as np
 import ntk_ln as nl
 from ntk_ln.data import load_table
 from ntk_ln.experiments import _networks as networks
-from ntk_ln.experiments._run import Report, Row, Settings, exact, over_seeds
+from ntk_ln.experiments._run import Report, Row, Settings, over_seeds
+from ntk_ln.experiments._shift import digest, infinite, infinite_rows, lowess, ordering, scores
 
 TITLE = "Table 1: protein structure, larger surface areas than in training"
 SEEDS, STEPS, SPLIT, SHARE, WIDTH = 10, 2500, 20_000.0, 0.9, 128
 POSITIONS = ("none", "first", "last", "every")
+LABELS = networks.LABELS | {"XGBoost": "XGBoost"}
 PUBLISHED = {  # R^2 out of distribution, in distribution
     "every": (0.50, 0.60),
     "first": (0.50, 0.59),
@@ -26,7 +28,6 @@ PUBLISHED = {  # R^2 out of distribution, in distribution
     "none": (0.31, 0.58),
     "XGBoost": (0.27, 0.61),
 }
-NOISE = 1e-2  # of the infinite networks, times the mean of the kernel's diagonal
 QUICK_ROWS = 4000
 URL = "https://archive.ics.uci.edu/static/public/265/physicochemical+properties+of+protein+tertiary+structure.zip"
 SHA256 = "4277cfcb4e91a181746cbc654f001b57951c9e6a80f4f795fdb5c807e0848f40"
@@ -40,23 +41,21 @@ def run(settings: Settings) -> Report:
     seeds, steps = settings.seeds(SEEDS), settings.steps(STEPS)
     rows: list[Row] = []
     predictions: dict[str, np.ndarray] = {}
+    outer: dict[str, np.ndarray] = {}
     for name in (*POSITIONS, "XGBoost"):
-        label = networks.LABELS.get(name, name)
+        label = LABELS[name]
         found = [_one(settings, name, seed, steps, x, y, inside, outside) for seed in seeds]
         predictions[label] = np.mean([f["outside"] for f in found], axis=0)
-        for what, key, published in zip(("out of", "in"), ("r2_outside", "r2_inside"), PUBLISHED[name], strict=True):
-            values = [float(f[key]) for f in found]
-            row = over_seeds(f"{label}: R^2 {what} distribution", values, published=f"{published:.2f}")
-            rows.append(row)
+        outer[name] = np.array([float(f["r2_outside"]) for f in found])
+        inner = [float(f["r2_inside"]) for f in found]
+        for what, values, published in zip(("out of", "in"), (outer[name], inner), PUBLISHED[name], strict=True):
+            rows.append(over_seeds(f"{label}: R^2 {what} distribution", values, published=f"{published:.2f}"))
+    rows += ordering(outer, PUBLISHED, {name: LABELS[name] for name in POSITIONS})
+    train, test = _split(settings, 0, inside)
+    z = _standardised(x, train)
     for name in POSITIONS:
-        f = _infinite(settings, name, x, y, inside, outside)
-        label = networks.LABELS[name]
-        note = f"{int(f['rows'])} rows, noise {NOISE:g} of the mean diagonal"
-        rows.append(exact(f"{label}, infinitely wide: R^2 out of distribution", float(f["r2_outside"]), note=note))
-        rows.append(exact(f"{label}, infinitely wide: R^2 in distribution", float(f["r2_inside"]), note=note))
-        if name != "none":
-            rows.append(exact(f"{label}, infinitely wide: bound of |f - mean of y| (rkhs)", float(f["bound"]), note=note))
-        rows.append(exact(f"{label}, infinitely wide: largest |f - mean of y| out of distribution", float(f["largest"]), note=note))
+        found = infinite(settings, "protein", name, networks.network(name), z, y, train, test, outside)
+        rows += infinite_rows(LABELS[name], found, "y")
     setting = {
         "training rows": int(_training_rows(settings, inside)),
         "in-distribution test rows": len(inside) - round(SHARE * len(inside)),
@@ -122,30 +121,19 @@ def _standardised(x: np.ndarray, train: np.ndarray) -> np.ndarray:
     return (x - x[train].mean(axis=0)) / x[train].std(axis=0)
 
 
-def r2(predicted: np.ndarray, y: np.ndarray) -> float:
-    """1 - sum of squared errors / sum of squares about the mean of these labels."""
-    return float(1 - ((y - predicted) ** 2).sum() / ((y - y.mean()) ** 2).sum())
-
-
-def _scores(predict: Any, y: np.ndarray, test: np.ndarray, outside: np.ndarray) -> dict[str, Any]:
-    far = predict(outside)
-    return {"r2_outside": r2(far, y[outside]), "r2_inside": r2(predict(test), y[test]), "outside": far}
-
-
 def _one(settings, name: str, seed: int, steps: int, x, y, inside, outside) -> dict[str, np.ndarray]:
     train, test = _split(settings, seed, inside)
-    data = hashlib.sha256(x.tobytes() + y.tobytes()).hexdigest()[:16]
-    unit = {"network": name, "seed": seed, "steps": steps if name != "XGBoost" else 100, "rows": len(train), "data": data}
+    unit = {"network": name, "seed": seed, "steps": steps if name != "XGBoost" else 100, "rows": len(train), "data": digest(x, y)}
     z = _standardised(x, train)
 
     def compute() -> dict[str, Any]:
         if name == "XGBoost":
-            return _scores(_boosted(z[train], y[train], z, seed), y, test, outside)
+            return scores(_boosted(z[train], y[train], z, seed), y, test, outside)
         checkpoint = settings.out / "protein" / "runs" / f"{name}-{seed}-{steps}-{len(train)}.checkpoint"
         checkpoint.parent.mkdir(parents=True, exist_ok=True)
         net = networks.network(name)
         training = nl.train(net, z[train], y[train], width=WIDTH, seeds=[seed], steps=steps, checkpoint=checkpoint)
-        found = _scores(lambda rows: training.apply(z[rows])[0], y, test, outside)
+        found = scores(lambda rows: training.apply(z[rows])[0], y, test, outside)
         checkpoint.unlink(missing_ok=True)
         return found
 
@@ -161,49 +149,22 @@ def _boosted(x: np.ndarray, y: np.ndarray, z: np.ndarray, seed: int) -> Any:
     return lambda rows: model.predict(z[rows]).astype(np.float64)
 
 
-def _infinite(settings, name: str, x, y, inside, outside) -> dict[str, np.ndarray]:
-    train, test = _split(settings, 0, inside)
-    data = hashlib.sha256(x.tobytes() + y.tobytes()).hexdigest()[:16]
-    unit = {"network": name, "infinitely wide": True, "rows": len(train), "noise": NOISE, "data": data}
-    z = _standardised(x, train)
-
-    def compute() -> dict[str, Any]:
-        kernel, mean = nl.NTK(networks.network(name)), y[train].mean()
-        noise = NOISE * float(kernel.diag(z[train]).mean())
-        p = nl.posterior(kernel, z[train], y[train] - mean, noise=noise)
-        found = _scores(lambda rows: p.mean(z[rows]) + mean, y, test, outside)
-        largest = float(np.abs(found["outside"] - mean).max())
-        bound = float(np.sqrt(nl.kernel_sup(kernel).value)) * p.rkhs_norm
-        return found | {"rows": len(train), "bound": bound, "largest": largest}
-
-    return settings.kept("protein", unit, compute)
-
-
 def _figure(predictions: dict[str, np.ndarray], area: np.ndarray, y: np.ndarray) -> Any:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2)
-    colors = {networks.LABELS[name]: networks.COLORS[name] for name in POSITIONS} | {"XGBoost": "0.4"}
+    colors = {LABELS[name]: networks.COLORS[name] for name in POSITIONS} | {LABELS["XGBoost"]: "0.4"}
     bins = np.linspace(min(y.min(), -5), max(y.max(), 40), 60)
     left.hist(y, bins, density=True, color="0.88", label="labels")
     for label, values in predictions.items():
         left.hist(np.clip(values, bins[0], bins[-1]), bins, density=True, histtype="step", color=colors[label], label=label)
     left.set(xlabel="prediction out of distribution", ylabel="density")
-    smooth = _lowess()
     for label, values in {"labels": y, **predictions}.items():
-        curve = smooth(values, area)
+        curve = lowess(values, area)
         right.plot(*curve.T, color=colors.get(label, "black"), ls="--" if label == "labels" else "-", label=label)
     right.set(xlabel="surface area F1", ylabel="LOWESS of the prediction")
     for axis in (left, right):
         axis.spines[["top", "right"]].set_visible(False)
         axis.legend(frameon=False, fontsize=7)
     return figure
-
-
-def _lowess() -> Any:
-    try:
-        from statsmodels.nonparametric.smoothers_lowess import lowess
-    except ImportError:
-        raise ImportError("Figure 3 needs statsmodels: pip install 'ntk_ln[experiments]'.") from None
-    return lowess

@@ -94,11 +94,8 @@ def _figure(panels: Any, functions: Any, positions: tuple[str, ...]) -> Any:
         inputs, labels = networks.data(function)
         for axis, position in zip(row, positions, strict=True):
             grid, limit = panels[function, position]
-            mean, color = grid.mean(axis=0), networks.COLORS[position]
-            half = 1.96 * grid.std(axis=0, ddof=1) / len(grid) ** 0.5
             axis.axvspan(-np.pi, np.pi, color="0.94", zorder=0)
-            axis.fill_between(x, mean - half, mean + half, color=color, alpha=0.25, lw=0)
-            axis.plot(x, mean, color=color, label="width 128, mean over seeds")
+            networks.band(axis, x, grid, position, "width 128, mean over seeds")
             if limit is not None:
                 axis.plot(x, limit, color="black", lw=1, ls="--", label="infinitely wide")
             axis.plot(inputs[:, 0], labels, color="0.35", lw=2.5, alpha=0.6, label="data")

@@ -1,5 +1,6 @@
 """The discussion's claim on width: the trained network's largest prediction is near that of the NTK posterior above width 512."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,24 @@ NOISE = 1e-6
 
 def run(settings: Settings) -> Report:
     """Widths from 32 on, the sine, without a norm and with LayerNorm first."""
-    seeds, steps = settings.seeds(SEEDS), settings.steps(STEPS)
     widths = WIDTHS[:-2] if settings.quick else WIDTHS
+    rows, curves = compare(settings, widths)
+    setting = {
+        "function": "sine",
+        "widths": list(widths),
+        "optimizer": "Adam, 1e-3, full batch, standard parametrisation",
+        "steps": settings.steps(STEPS),
+        "seeds": len(settings.seeds(SEEDS)),
+        "noise of the posterior": NOISE,
+    }
+    return Report("width", TITLE, setting, rows, {"width": _figure(widths, curves)})
+
+
+def compare(settings: Settings, widths: Sequence[int]) -> tuple[list[Row], dict[str, np.ndarray]]:
+    """Largest predictions over that of the posterior: rows, and (widths, seeds) by position of the norm."""
     rows: list[Row] = []
     curves = {}
+    seeds, steps = settings.seeds(SEEDS), settings.steps(STEPS)
     for position in ("none", "first"):
         net, where = networks.network(position), networks.LABELS[position]
         p = nl.posterior(nl.NTK(net), *networks.data("sine"), noise=NOISE)
@@ -43,15 +58,7 @@ def run(settings: Settings) -> Report:
             )
             found.append(ratios)
         curves[position] = np.array(found)
-    setting = {
-        "function": "sine",
-        "widths": list(widths),
-        "optimizer": "Adam, 1e-3, full batch, standard parametrisation",
-        "steps": steps,
-        "seeds": len(seeds),
-        "noise of the posterior": NOISE,
-    }
-    return Report("width", TITLE, setting, rows, {"width": _figure(widths, curves)})
+    return rows, curves
 
 
 def _figure(widths: Any, curves: dict[str, np.ndarray]) -> Any:
@@ -61,10 +68,8 @@ def _figure(widths: Any, curves: dict[str, np.ndarray]) -> Any:
     axis = figure.subplots()
     axis.axhspan(1 - CLAIMED, 1 + CLAIMED, color="0.92", label="within 10%")
     for position, ratios in curves.items():
-        half = 1.96 * ratios.std(axis=1, ddof=1) / ratios.shape[1] ** 0.5
-        axis.errorbar(
-            widths, ratios.mean(axis=1), half, fmt="o-", capsize=3, color=networks.COLORS[position], label=networks.LABELS[position]
-        )
+        half, color, label = networks.interval(ratios.T), networks.COLORS[position], networks.LABELS[position]
+        axis.errorbar(widths, ratios.mean(axis=1), half, fmt="o-", capsize=3, color=color, label=label)
     axis.set(xscale="log", yscale="log", xlabel="width", ylabel="largest |f| over the posterior's")
     axis.set_xticks(widths, [str(w) for w in widths])
     axis.minorticks_off()
