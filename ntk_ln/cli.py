@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 from rich.text import Text
 
+from ntk_ln import _memory
 from ntk_ln.data import Dataset, load_features, load_table, sine
 
 if TYPE_CHECKING:
@@ -270,16 +271,10 @@ def _dataset(path: Path | None, target: str | None, rows: int | None, standardiz
 
 def _check_memory(n: int) -> None:
     """Two Gram matrices, their factors and some working room have to fit: six n x n arrays."""
-    needed = 6 * 8 * n**2
-    try:
-        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return
+    needed, there = 6 * 8 * n**2, _memory.available()
     if needed > there:
         most = int((there / 48) ** 0.5)
-        raise ValueError(
-            f"{n} rows need {needed / 1e9:.0f} GB, this machine has {there / 1e9:.0f}. Pass --rows with at most {most}."
-        )
+        raise ValueError(f"{n} rows need {needed / 1e9:.3g} GB, {there / 1e9:.3g} are free. Pass --rows with at most {most}.")
 
 
 def _json(path: Path) -> list[dict[str, Any]]:

@@ -292,7 +292,7 @@ class Posterior:
 
     def _check_in_memory(self, name: str) -> None:
         if isinstance(self._solution, _conjugate.Iterated):
-            raise ValueError(f'`p.{name}` needs K in memory. Got solver="cg": use solver="cholesky".')
+            raise ValueError(f'`p.{name}` needs K in memory, which only solver="cholesky" has. Got a posterior of another solver.')
 
     @property
     def _singular(self) -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 import ntk_ln as nl
 from ntk_ln import check as check_module
-from ntk_ln import cli, plots
+from ntk_ln import _memory, cli, plots
 from ntk_ln.data import load_table
 
 RNG = np.random.default_rng(3)
@@ -155,7 +155,7 @@ def test_rows_that_contradict_each_other(run, quick_figures):
 
 
 def test_too_many_rows_for_the_machine(run, table, monkeypatch):
-    monkeypatch.setattr(os, "sysconf", lambda name: 100)
+    monkeypatch.setattr(_memory, "available", lambda: 1e4)
     assert "Pass --rows with at most 14." in bad(run, "--data", table, "--target", "label")
 
 
