@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import ntk_ln as nl
-from ntk_ln import check as check_module
 from ntk_ln import _memory, cli, plots
+from ntk_ln import check as check_module
 from ntk_ln.data import load_table
 
 RNG = np.random.default_rng(3)

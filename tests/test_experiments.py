@@ -100,8 +100,10 @@ def small(monkeypatch):
     monkeypatch.setattr(transformer, "BATCH", 4)
     monkeypatch.setattr(transformer, "ROWS", 12)
     monkeypatch.setattr(transformer, "LINES", 3)
-    monkeypatch.setattr(tightness, "POINTS", (3, 5, 7, 9, 11, 13))
+    monkeypatch.setattr(tightness, "POINTS", (4, 5, 7, 9, 11, 13))
     monkeypatch.setattr(width, "WIDTHS", (8, 16, 32, 64))
+    monkeypatch.setattr(width, "DESCENT_WIDTHS", (16, 32))
+    monkeypatch.setattr(width, "DESCENT_STEPS", 3)
 
 
 @slow

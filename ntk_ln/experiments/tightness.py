@@ -10,10 +10,10 @@ from ntk_ln.experiments._run import Report, Row, Settings, exact, over_seeds
 
 TITLE = "Tightness of the bound"
 SEEDS, STEPS = 5, 3000
-POINTS = (3, 5, 10, 20, 50, 100)
+POINTS = (4, 5, 10, 20, 50, 100)  # of three, the sine is zero at each
 FAR = np.concatenate([np.linspace(0.1, 30, 300), np.geomspace(31, 1e4, 200)])
 NOISES = (0.0, 1e-2)
-FEW = 10  # points: a small data set
+FEW = 5  # points: a small data set
 
 
 def run(settings: Settings) -> Report:
@@ -21,6 +21,7 @@ def run(settings: Settings) -> Report:
     seeds, steps = settings.seeds(SEEDS), settings.steps(STEPS)
     points = POINTS[1:4] if settings.quick else POINTS
     rows: list[Row] = []
+    shares: list[float] = []
     table: dict[str, list[float]] = {name: [] for name in ("layer norm", "plain", "infinite", "rkhs", "spectral", "dataset")}
     for n in points:
         finite = {}
@@ -43,13 +44,14 @@ def run(settings: Settings) -> Report:
                 ):
                     table[name].append(value)
                 few, share = n <= FEW, finite["first"].mean() / bound.dataset
+                shares.append(share)
                 rows.append(
                     over_seeds(
                         f"{n} points: largest |f|, LayerNorm first, width 128",
                         finite["first"],
-                        published="of the order of the bound" if few else "the bound is loose",
+                        published="of the order of the bound" if few else "the bound loosens",
                         # One network is a draw of the ensemble, whose mean the theorem bounds.
-                        agrees=bool(share > 0.1 if few else share < 1),
+                        agrees=bool(share > 0.1 if few else share < shares[0]),
                         note=f"dataset bound {bound.dataset:.4g}, rkhs bound {bound.rkhs:.4g}",
                     )
                 )
