@@ -89,5 +89,5 @@ def _figure(points: Any, table: dict[str, list[float]]) -> Any:
     axis.set_xticks(points, [str(n) for n in points])
     axis.minorticks_off()
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False, fontsize=7)
+    figure.legend(frameon=False, fontsize=7, loc="outside lower center", ncols=2)
     return figure
