@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import ntk_ln as nl
-from ntk_ln.experiments._run import Row, Settings, exact
+from ntk_ln.experiments._run import Row, Settings, exact, over_seeds
 
 NOISE = 1e-2  # of the infinite networks, times the mean of the kernel's diagonal
 
@@ -68,14 +68,13 @@ def infinite_rows(label: str, f: dict[str, np.ndarray], y: str) -> list[Row]:
 
 def ordering(found: dict[str, np.ndarray], published: dict[str, tuple[float, float]], labels: dict[str, str]) -> list[Row]:
     """Whether networks with a LayerNorm do better out of distribution than the one without, as published."""
-    plain = np.mean(found["none"])
     return [
-        exact(
-            f"{labels[name]} minus {labels['none']}: R^2 out of distribution, means over seeds",
-            float(np.mean(values) - plain),
+        over_seeds(
+            f"{labels[name]} minus {labels['none']}: R^2 out of distribution",
+            values - found["none"],
             published=f"{published[name][0] - published['none'][0]:+.2f}",
-            agrees=bool((np.mean(values) > plain) == (published[name][0] > published["none"][0])),
-            note="agrees in sign",
+            agrees=bool((np.mean(values - found["none"]) > 0) == (published[name][0] > published["none"][0])),
+            note="seed by seed; agrees in sign",
         )
         for name, values in found.items()
         if name in labels and name != "none"
