@@ -48,7 +48,8 @@ class Elu(AbstractQuadrature):
 
     @property
     def error(self) -> float:
-        return 1e-11  # 4.5e-12 is the most found against 28 nodes over h, h' in [1e-3, 1e6] and all angles: a slow test
+        # Gauss's rule errs by no more on its panels, the sum is 5e-10 at most: tests/activations/test_elu_bound.py. Found: 4.5e-12.
+        return 1e-9
 
     def __call__(self, x):
         positive = x > 0

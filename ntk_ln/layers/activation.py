@@ -37,8 +37,8 @@ class Activation(AbstractLayer):
         TypeError: a function that is not elementwise, real and differentiable by JAX.
         ValueError: an unknown name, or parameters it does not take; a degree the function does not have.
 
-    Accuracy: closed forms to rounding; tanh, silu and softplus by a mixture of closed forms whose error is bounded
-    (`Activation("tanh").fn.error`); elu by quadrature, to 1e-11; functions too, about 1e-10, see `NTK(net).quadrature_error`.
+    Accuracy: closed forms to rounding; tanh, silu and softplus by a mixture of closed forms and elu by quadrature, whose
+    errors are bounded (`Activation("tanh").fn.error`); functions by quadrature, about 1e-10, see `NTK(net).quadrature_error`.
 
     References:
         Cho & Saul (2009), "Kernel methods for deep learning", eq. 5 (homogeneous family); Williams (1996) (erf).
