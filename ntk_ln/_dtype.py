@@ -92,6 +92,14 @@ def check_numbers(x: Any, call: str, name: str) -> Any:
     return x
 
 
+def check_whole(value: Any, call: str, name: str, least: int, most: int | None = None) -> None:
+    """Raises unless `value` is a whole number from `least` on (to `most`)."""
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not (whole and value >= least and (most is None or value <= most)):
+        asked = f">= {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"`{call}` needs a whole number {name} {asked}. Got {value!r}.")
+
+
 def check_unmasked(x: Any, call: str, name: str) -> None:
     if np.ma.is_masked(x):
         raise ValueError(f"`{call}` needs numbers everywhere. `{name}` has masked entries: drop or fill those rows.")

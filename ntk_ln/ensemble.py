@@ -10,7 +10,7 @@ from ntk_ln import _solver
 from ntk_ln._dtype import check_rows
 from ntk_ln._posterior_inputs import concrete
 from ntk_ln.kernels import NNGP, NTK
-from ntk_ln.network import Network
+from ntk_ln.network import Network, check_network
 from ntk_ln.posterior import Posterior, posterior
 
 _BLOCK = 2**22  # entries of a kernel between test and training rows at once
@@ -57,8 +57,7 @@ def ensemble(
     >>> bool(e.variance(np.array([[5.0]]))[0] > 0.1)
     True
     """
-    if not isinstance(net, Network):
-        raise TypeError(f"`ensemble(net, x, y)` needs a Network, which gives both kernels. Got {type(net).__name__}.")
+    check_network(net, "ensemble(net, x, y)", ", which gives both kernels")
     p = posterior(NTK(net), x, y, noise=noise, stop_time=stop_time, step_size=step_size)
     rows = np.asarray(p.x, np.float64)
     nngp, ntk = (np.asarray(k, np.float64) for k in p.kernel.pair(rows))

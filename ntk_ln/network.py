@@ -196,6 +196,12 @@ class Network(eqx.Module):
         return [layer.to_config() for layer in self.layers]
 
 
+def check_network(net: Any, call: str, why: str = "") -> None:
+    """Raises unless `net` is a Network."""
+    if not isinstance(net, Network):
+        raise TypeError(f"`{call}` needs a Network{why}. Got {type(net).__name__}.")
+
+
 def _check_features(call: str, d: int) -> None:
     if d == 1:
         raise ValueError(f"`{call}`: LayerNorm on the raw input makes 0 of every row with one feature. Put a Dense before it.")

@@ -1,14 +1,16 @@
 """The same finite network in the standard parametrisation, and back."""
 
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ntk_ln._dtype import precision_of
 from ntk_ln.layers import Dense, Residual
 from ntk_ln.layers._base import AbstractLayer, is_zero
-from ntk_ln.network import Network
+from ntk_ln.network import Network, check_network
 
 
 class Standard(NamedTuple):
@@ -46,7 +48,8 @@ def to_standard(net: Network, params: Any) -> Standard:
     ({'w': 1.0, 'b': 0.25},)
     """
     _check("to_standard(net, params)", net, params)
-    pairs = [_layer_to_standard(layer, given) for layer, given in zip(net.layers, params, strict=True)]
+    with _precision(params):
+        pairs = [_layer_to_standard(layer, given) for layer, given in zip(net.layers, params, strict=True)]
     return Standard(tuple(p for p, _ in pairs), tuple(rate for _, rate in pairs))
 
 
@@ -69,16 +72,28 @@ def from_standard(net: Network, params: Any) -> Any:
     True
     """
     _check("from_standard(net, params)", net, params)
-    return tuple(_layer_from_standard(layer, given) for layer, given in zip(net.layers, params, strict=True))
+    with _precision(params):
+        return tuple(_layer_from_standard(layer, given) for layer, given in zip(net.layers, params, strict=True))
+
+
+def _precision(params: Any) -> AbstractContextManager[Any]:
+    """float64 where a parameter has it: without the global flag JAX would narrow it."""
+    wide = any(getattr(leaf, "dtype", None) == np.float64 for leaf in jax.tree.leaves(params))
+    return precision_of(np.float64 if wide else np.float32)
 
 
 def _check(call: str, net: Network, params: Any) -> None:
+    check_network(net, call)
     if not isinstance(params, tuple | list) or len(params) != len(net.layers):
         got = f"{len(params)} entries" if isinstance(params, tuple | list) else type(params).__name__
         raise ValueError(f"`{call}` needs one entry a layer, {len(net.layers)}. Got {got}.")
 
 
 def _scales(layer: Dense, params: Any) -> dict[str, Any]:
+    if not isinstance(params, dict) or params.keys() != {"w", "b"} or np.ndim(params["w"]) != 2:
+        raise ValueError(
+            f'The parameters of {layer!r} need a matrix "w" and "b", as `net.init` gives. Got {jax.tree.map(np.shape, params)}.'
+        )
     return {"w": layer.w_std / params["w"].shape[0] ** 0.5, "b": layer.b_std}
 
 

@@ -5,12 +5,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ntk_ln._dtype import check_whole
 from ntk_ln.bounds import SupNorm, kernel_sup, sup_norm, sup_norm_bound, varying_decades
 from ntk_ln.far_field import homogeneous_kernel
 from ntk_ln.kernels import NTK
 from ntk_ln.layers import Dense, LayerNorm
 from ntk_ln.layers._base import is_zero
-from ntk_ln.network import Network
+from ntk_ln.network import Network, check_network
 from ntk_ln.posterior import Posterior, posterior
 
 
@@ -67,8 +68,11 @@ def check_theorem_c_1(net: Network, *, features: int = 3, pairs: int = 200, seed
     >>> nl.check_theorem_c_1(nl.mlp(2, layer_norm="last")).applies
     False
     """
-    if features < 2 or pairs < 1:
-        raise ValueError(f"`check_theorem_c_1(net, ...)` needs features >= 2 and pairs >= 1. Got {features} and {pairs}.")
+    call = "check_theorem_c_1(net, ...)"
+    check_network(net, call)
+    check_whole(features, call, "features", 2)
+    check_whole(pairs, call, "pairs", 1)
+    check_whole(seed, call, "seed", 0)
     first, *rest = net.layers
     if not (isinstance(first, Dense) and rest and isinstance(rest[0], LayerNorm) and is_zero(rest[0].eps)):
         reason = "no LayerNorm with eps = 0 right after the first Dense"

@@ -427,6 +427,17 @@ def test_standard_parameters_that_nothing_stands_for_are_refused():
         nl.from_standard(net, ({"w": jnp.ones((2, 1)), "b": jnp.ones(1)},))
     with pytest.raises(ValueError, match=r"`to_standard\(net, params\)` needs one entry a layer, 1. Got 2 entries"):
         nl.to_standard(net, ({}, {}))
+    with pytest.raises(ValueError, match=r'The parameters of Dense\(.*\) need a matrix "w" and "b"'):
+        nl.to_standard(net, ({},))
+
+
+def test_float64_comes_back_from_the_standard_parametrisation():
+    net = nl.mlp(1)
+    params = net.init(jax.random.key(0), in_features=3, width=8, dtype=np.float64)
+    standard = nl.to_standard(net, params).params
+    back = nl.from_standard(net, standard)
+    assert standard[0]["w"].dtype == back[0]["w"].dtype == np.float64
+    np.testing.assert_allclose(back[0]["w"], params[0]["w"], rtol=4 * np.finfo(float).eps)
 
 
 def test_fold_keeps_the_order():

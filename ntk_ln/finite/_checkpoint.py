@@ -4,6 +4,7 @@ import glob
 import json
 import os
 import tempfile
+import tokenize
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def read(path: Path, identity: dict[str, Any], probes: dict[str, Any], state: An
         found = dict(json.loads(str(arrays["identity"])))
         losses = arrays["losses"]
         probed = {key: arrays.pop(f"probe_{key}") for key in probes}
-    except (TypeError, ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except (TypeError, ValueError, KeyError, OSError, EOFError, RuntimeError, tokenize.TokenError, zipfile.BadZipFile) as error:
         raise ValueError(f"`{call}`: {str(path)!r} is no checkpoint of `train`: {error}. Give another path.") from None
     differs = [key for key in identity if found.get(key) != identity[key]]
     if differs:

@@ -1,14 +1,16 @@
 """Proposition 3.4: without training dynamics a LayerNorm bounds nothing."""
 
+from numbers import Real
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ntk_ln._dtype import check_rows, check_unmasked, enable_x64
+from ntk_ln._dtype import check_finite, check_rows, check_whole, enable_x64
+from ntk_ln._posterior_inputs import check_labels
 from ntk_ln.layers import Activation, Dense, LayerNorm
-from ntk_ln.network import Network
+from ntk_ln.network import Network, check_network
 from ntk_ln.theorems import TheoremCheck
 
 CALL = "check_proposition_3_4(net, x, y)"
@@ -58,17 +60,17 @@ def check_proposition_3_4(
     >>> check.applies, check.holds
     (True, True)
     """
+    check_network(net, CALL)
     x = np.asarray(check_rows(x, CALL), np.float64)
-    check_unmasked(y, CALL, "y")
-    y = np.asarray(y, np.float64)
-    if y.shape != (len(x),) or len(x) == 0:
+    y = np.asarray(check_labels(y, x, CALL), np.float64)
+    if y.ndim != 1 or len(x) == 0:
         raise ValueError(f"`{CALL}` needs `y` of shape (n,) and n >= 1. Got x.shape={x.shape}, y.shape={y.shape}.")
-    if not np.isfinite(y).all():
-        raise ValueError(f"`{CALL}` needs finite numbers. Row {int(np.flatnonzero(~np.isfinite(y))[0])} of `y` is not.")
-    if not 0 < eps < 1:
+    check_finite(y, CALL, "y")
+    if not (isinstance(eps, Real) and 0 < eps < 1):
         raise ValueError(f"`{CALL}` needs eps in (0, 1). Got {eps!r}.")
-    if not 0 <= seed < 2**32:
-        raise ValueError(f"`{CALL}` needs a seed from 0 to 2**32 - 1. Got {seed!r}.")
+    check_whole(seed, CALL, "seed", 0, 2**32 - 1)
+    if width is not None:
+        check_whole(width, CALL, "width", 1)
     if not x.any():
         raise ValueError(f"`{CALL}` needs an input that is not 0: the outputs are followed along it. Got zeros alone.")
     reason = _why_it_does_not_apply(net, y)

@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ntk_ln._dtype import check_finite, check_rows, precision_of
+from ntk_ln._dtype import check_finite, check_rows, check_whole, precision_of
 from ntk_ln._posterior_inputs import check_labels, concrete
 from ntk_ln.finite import _checkpoint
 from ntk_ln.kernels import NTK
 from ntk_ln.layers import AbstractLayer, Residual
-from ntk_ln.network import Network
+from ntk_ln.network import Network, check_network
 from ntk_ln.parametrisation import to_standard
 
 CALL = "train(net, x, y, ...)"
@@ -66,7 +66,8 @@ class Training:
         return outputs[:, :, 0] if self._one_output else outputs
 
     def network_params(self, index: int, *, initial: bool = False) -> Any:
-        """The parameters of one network, for `net.apply` and `EmpiricalNTK`."""
+        """The parameters of the network of seeds[index], for `net.apply` and `EmpiricalNTK`."""
+        check_whole(index, "training.network_params(index)", "index", 0, len(self.seeds) - 1)
         with precision_of(jax.tree.leaves(self.params)[0].dtype):
             return jax.tree.map(lambda leaf: leaf[index], self.initial if initial else self.params)
 
@@ -132,9 +133,8 @@ def train(
     """
     x, y, labels = _check_data(net, x, y)
     seeds = _check_seeds(seeds)
-    for name, value, least in (("width", width, 1), ("steps", steps, 1)):
-        if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
-            raise ValueError(f"`{CALL}` needs a whole number {name} >= {least}. Got {value!r}.")
+    check_whole(width, CALL, "width", 1)
+    check_whole(steps, CALL, "steps", 1)
     if not (isinstance(stop_loss, int | float) and 0 <= stop_loss < math.inf):
         raise ValueError(f"`{CALL}` needs a finite stop_loss >= 0. Got {stop_loss!r}.")
     dtype = np.dtype(dtype)
@@ -268,14 +268,22 @@ def _some_outputs(net: Network, initial: Any, x: Any) -> Any:
 
 
 def _some_updates(transformation: Any, trained: Any) -> np.ndarray:
-    """A few entries of three updates of the first network, for gradients that are known."""
+    """A few entries of updates of the first network for gradients that are known: the first three, and later ones of a schedule."""
     params = jax.tree.map(lambda leaf: leaf[0], trained)
     state, found = transformation.init(params), []
-    for factor in (0.1, 0.3, -0.2):
+    for factor, count in ((0.1, None), (0.3, None), (-0.2, None), *((0.1, 3 * 4**k) for k in range(12))):
         gradient = jax.tree.map(lambda leaf, factor=factor: (factor * leaf).astype(leaf.dtype), params)
+        if count is not None:
+            state = jax.tree.map(partial(_counted, count), state)
         updates, state = transformation.update(gradient, state, params)
         found += [np.ravel(leaf)[:4] for leaf in jax.tree.leaves(updates)]
     return np.concatenate(found)
+
+
+def _counted(count: int, leaf: Any) -> Any:
+    """What an optimizer counts steps with, moved on."""
+    counts = jnp.ndim(leaf) == 0 and jnp.issubdtype(jnp.result_type(leaf), jnp.integer)
+    return jnp.full_like(leaf, count) if counts else leaf
 
 
 def _identity(net: Network, x: Any, labels: np.ndarray, *settings: Any) -> dict[str, Any]:
@@ -336,8 +344,7 @@ def _check_steps(path: Path, done: int, steps: int) -> None:
 
 
 def _check_data(net: Any, x: Any, y: Any) -> tuple[Any, Any, np.ndarray]:
-    if not isinstance(net, Network):
-        raise TypeError(f"`{CALL}` needs a Network. Got {type(net).__name__}.")
+    check_network(net, CALL)
     x = check_rows(concrete(x, "x", CALL), CALL)
     y = check_labels(concrete(y, "y", CALL), x, CALL)
     if len(x) == 0:
@@ -377,14 +384,26 @@ def _check_optimizer(net: Network, x: Any, optimizer: Any, learning_rate: Any) -
             raise ValueError(
                 f"`{CALL}` needs a learning_rate for {optimizer!r} and this network, which has no infinite-width kernel."
             )
-        return optimizer, (1.0 if optimizer == "gradient_descent" else 0.1) / largest
-    if (
-        not isinstance(learning_rate, int | float | np.floating)
-        or isinstance(learning_rate, bool)
-        or not 0 < learning_rate < math.inf
-    ):
-        raise ValueError(f"`{CALL}` needs a finite learning_rate > 0. Got {learning_rate!r}.")
-    return optimizer, float(learning_rate)
+        return optimizer, (1.0 if optimizer == "gradient_descent" else 0.1) * own_rate(largest, CALL)
+    return optimizer, check_rate(learning_rate, CALL)
+
+
+def check_rate(learning_rate: Any, call: str) -> float:
+    """The learning rate as a float."""
+    number = isinstance(learning_rate, int | float | np.floating) and not isinstance(learning_rate, bool)
+    if not number or not 0 < learning_rate < math.inf:
+        raise ValueError(f"`{call}` needs a finite learning_rate > 0. Got {learning_rate!r}.")
+    return float(learning_rate)
+
+
+def own_rate(largest: float, call: str) -> float:
+    """1/lambda_max of a Gram matrix."""
+    if not largest > 0:
+        raise ValueError(
+            f"`{call}` needs a learning_rate here: the infinite network's Gram matrix is 0, and 1/lambda_max is the default. "
+            "Give the network a bias, or learning_rate."
+        )
+    return 1 / largest
 
 
 def _largest_eigenvalue(net: Network, x: Any) -> float | None:

@@ -8,11 +8,12 @@ import jax
 import numpy as np
 import scipy
 
-from ntk_ln._dtype import check_rows, check_unmasked
+from ntk_ln._dtype import check_finite, check_rows, check_whole
+from ntk_ln._posterior_inputs import check_labels
 from ntk_ln.ensemble import ensemble
-from ntk_ln.finite.training import check_outputs, train
+from ntk_ln.finite.training import check_outputs, check_rate, own_rate, train
 from ntk_ln.kernels import NTK, EmpiricalNTK
-from ntk_ln.network import Network
+from ntk_ln.network import Network, check_network
 from ntk_ln.posterior import posterior
 
 CALL = "width_study(net, x, y, ...)"
@@ -165,11 +166,14 @@ def width_study(
     >>> study.kernel_errors.shape, study.outputs.shape
     ((2, 3), (1, 3, 8))
     """
+    check_network(net, CALL)
     x = np.asarray(check_rows(x, CALL), np.float64)
-    check_unmasked(y, CALL, "y")
-    y = np.asarray(y, np.float64)
-    if y.shape != (len(x),):
+    y = np.asarray(check_labels(y, x, CALL), np.float64)
+    if y.ndim != 1:
         raise ValueError(f"`{CALL}` needs `y` of shape (n,), one output. Got x.shape={x.shape}, y.shape={y.shape}.")
+    check_finite(y, CALL, "y")
+    if not y.any():
+        raise ValueError(f"`{CALL}` needs labels that are not all 0: errors are relative to what they make of the network.")
     widths = _check_widths(widths, "widths", 2)
     trained = _check_widths(
         [w for w in widths if w <= TRAINED_TO] if trained_widths is None else trained_widths, "trained_widths", 1
@@ -177,10 +181,14 @@ def width_study(
     check_outputs(net, CALL, x.shape[1], widths[-1], 1)
     if not isinstance(seeds, int) or isinstance(seeds, bool) or seeds < 2:
         raise ValueError(f"`{CALL}` needs at least 2 seeds, or there is no spread. Got {seeds!r}.")
+    check_whole(steps, CALL, "steps", 1)
     points = np.concatenate([x, x + 2 * (x - x.mean(axis=0))]) if points is None else np.asarray(check_rows(points, CALL, "points"))
+    if points.shape[1] != x.shape[1]:
+        raise ValueError(f"`{CALL}` needs `points` of shape (m, {x.shape[1]}), as `x` has it. Got shape {points.shape}.")
     exact = np.asarray(NTK(net)(x))
     if learning_rate is None:
-        learning_rate = 1 / float(np.linalg.eigvalsh(exact)[-1])
+        learning_rate = own_rate(float(np.linalg.eigvalsh(exact)[-1]), CALL)
+    learning_rate = check_rate(learning_rate, CALL)
     kernel_errors = np.empty((len(widths), seeds))
     for i, width in enumerate(widths):
         on_step(f"kernels of width {width}")
@@ -241,7 +249,7 @@ def _exponent(widths: np.ndarray, errors: np.ndarray) -> Estimate:
 
 
 def _check_widths(widths: Any, name: str, least: int) -> list[int]:
-    numbers = list(widths)
+    numbers = list(widths) if isinstance(widths, Sequence | range | np.ndarray) else []
     if (
         len(numbers) < least
         or any(not isinstance(w, int | np.integer) or w < 1 for w in numbers)

@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ntk_ln._dtype import is_tracer
 from ntk_ln.kernels._tiles import mirrored, tiled
 
+COUPLED = 0.01  # outputs that differ by less are rounded differently (bfloat16)
 JACOBIAN_ENTRIES = 2**29  # of the Jacobian of one tile's rows (2 GB in float32): each further tile computes Jacobians anew
 
 
@@ -50,14 +52,42 @@ def _contract(jacobian1: list[Any], jacobian2: list[Any], output: str) -> Any:
 
 def check_outputs(apply_fn: Callable[[Any, Any], Any], params: Any, x: Any) -> int:
     """The number of outputs; raises unless apply_fn gives (n,) or (n, k), k >= 1."""
-    values = eqx.filter_eval_shape(apply_fn, params, jax.ShapeDtypeStruct((2, x.shape[1]), x.dtype))
-    shape = getattr(values, "shape", None)
-    if shape is None or len(shape) not in (1, 2) or shape[0] != 2 or 0 in shape:
-        got = type(values).__name__ if shape is None else f"shape {shape}"
+    outputs: dict[int, Any] = {}
+    for n in (1, 2, 3):  # one n alone could be k
+        values = eqx.filter_eval_shape(apply_fn, params, jax.ShapeDtypeStruct((n, x.shape[1]), x.dtype))
+        shape = getattr(values, "shape", None)
+        if shape is None or len(shape) not in (1, 2) or shape[0] != n or 0 in shape or outputs.get(1, shape[1:]) != shape[1:]:
+            got = type(values).__name__ if shape is None else f"shape {shape}"
+            raise ValueError(
+                f"`EmpiricalNTK(apply_fn, params)` needs apply_fn(params, x) of shape (n,) or (n, k), k >= 1. "
+                f"Got {got} for n = {n} rows."
+            )
+        if not jnp.issubdtype(values.dtype, jnp.floating):
+            raise TypeError(
+                f"`EmpiricalNTK(apply_fn, params)` needs apply_fn(params, x) of real numbers. Got dtype {values.dtype}."
+            )
+        outputs[n] = shape[1:]
+    return outputs[1][0] if outputs[1] else 1
+
+
+def check_rows_apart(apply_fn: Callable[[Any, Any], Any], params: Any, x: Any) -> None:
+    """Raises where the first two rows change each other's outputs; nothing is known of traced ones."""
+    if len(x) < 2 or any(map(is_tracer, jax.tree.leaves((apply_fn, params, x)))):
+        return
+    together, apart = _two_rows(apply_fn, params, x[:2])
+    scale = jnp.abs(together).max() + jnp.abs(apart).max()
+    if jnp.isfinite(scale) and not jnp.abs(together - apart).max() <= COUPLED * scale:
         raise ValueError(
-            f"`EmpiricalNTK(apply_fn, params)` needs apply_fn(params, x) of shape (n,) or (n, k), k >= 1. Got {got} for n = 2 rows."
+            "`EmpiricalNTK(apply_fn, params)` needs outputs that depend on their own row of x alone. Got other outputs "
+            "for the first row without the second, as batch statistics give them: fix these as parameters that are not trained."
         )
-    return shape[1] if len(shape) == 2 else 1
+
+
+@eqx.filter_jit
+def _two_rows(apply_fn: Any, params: Any, x: Any) -> tuple[Any, Any]:
+    check_outputs(apply_fn, params, x)
+    with jax.default_matmul_precision("highest"):
+        return apply_fn(params, x), jnp.concatenate([apply_fn(params, x[:1]), apply_fn(params, x[1:])])
 
 
 def _rows_at_once(apply_fn: Callable[[Any, Any], Any], params: Any, x: Any, output: str, block: int) -> int:

@@ -20,7 +20,7 @@ from ntk_ln.layers import AbstractLayer, Activation, Dense, Growth, Inputs, Pair
 from ntk_ln.layers._repeat import fold, through
 from ntk_ln.layers._state import power_of
 from ntk_ln.layers.activation import correlations
-from ntk_ln.network import Network
+from ntk_ln.network import Network, check_network
 
 
 class AbstractClosedForm(AbstractKernel):
@@ -29,8 +29,7 @@ class AbstractClosedForm(AbstractKernel):
     network: Network
 
     def __check_init__(self):
-        if not isinstance(self.network, Network):
-            raise TypeError(f"`{type(self).__name__}(net)` needs a Network. Got {type(self.network).__name__}.")
+        check_network(self.network, f"{type(self).__name__}(net)")
         self.network.check_infinite(f"{type(self).__name__}(net)")
 
     @staticmethod

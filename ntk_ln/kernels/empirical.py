@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy  # its submodules load at first use: at the top they would cost a third of `import ntk_ln`
 
-from ntk_ln._dtype import Inputs, check_finite, check_numbers, check_rows, computing, enable_x64, is_tracer, same_rows
+from ntk_ln._dtype import Inputs, check_finite, check_numbers, check_rows, check_whole, computing, enable_x64, is_tracer, same_rows
 from ntk_ln.kernels import _jacobians, _layerwise
 from ntk_ln.kernels._base import AbstractKernel, KernelPair, symmetric_operator
 from ntk_ln.kernels._jacobians import is_trained
@@ -109,9 +109,9 @@ class EmpiricalNTK(AbstractKernel):
             )
         if output not in get_args(Output):
             raise ValueError(f"`{call}` needs output={' or '.join(map(repr, get_args(Output)))}. Got {output!r}.")
-        for name, value, least in (("projections", projections, 1), ("block", block, 1), ("seed", seed, 0)):
-            if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**32:
-                raise ValueError(f"`{call}` needs a whole number {name} >= {least}. Got {value!r}.")
+        check_whole(projections, call, "projections", 1)
+        check_whole(block, call, "block", 1)
+        check_whole(seed, call, "seed", 0, 2**32 - 1)
         if accumulate not in (None, "float64"):
             raise ValueError(f'`{call}` needs accumulate="float64" or None. Got {accumulate!r}.')
         if is_network:
@@ -132,11 +132,11 @@ class EmpiricalNTK(AbstractKernel):
             if self.output == "projected":
                 one = self._features(params, inputs.x1)
                 two = one if inputs.x2 is None else self._features(params, inputs.x2)
-                return inputs.give_back(jnp.matmul(one, two.T, precision=jax.lax.Precision.HIGHEST))
+                return self._finished(inputs, jnp.matmul(one, two.T, precision=jax.lax.Precision.HIGHEST))
             settings = {"output": self.output, "block": self.block, "dtype": self.dtype}
             if self.network is None:
-                return inputs.give_back(_jacobians.jacobian_gram(self.apply_fn, params, inputs.x1, inputs.x2, **settings))
-            return inputs.give_back(_layerwise.layerwise_gram(self.network, params, inputs.x1, inputs.x2, **settings))
+                return self._finished(inputs, _jacobians.jacobian_gram(self.apply_fn, params, inputs.x1, inputs.x2, **settings))
+            return self._finished(inputs, _layerwise.layerwise_gram(self.network, params, inputs.x1, inputs.x2, **settings))
 
     def pair(self, x1: Any, x2: Any = None) -> KernelPair:
         call = f"{self._name}.pair(x1, x2)"
@@ -146,18 +146,18 @@ class EmpiricalNTK(AbstractKernel):
             raise TypeError(f'`{call}` needs a layout other than output="projected". Use `{self._name}(x1, x2)`.')
         with self._computing(call, x1, x2) as (inputs, params):
             settings = {"output": self.output, "block": self.block, "dtype": self.dtype}
-            return inputs.give_back(_layerwise.layerwise_pair(self.network, params, inputs.x1, inputs.x2, **settings))
+            return self._finished(inputs, _layerwise.layerwise_pair(self.network, params, inputs.x1, inputs.x2, **settings))
 
     def diag(self, x: Any) -> Any:
         with self._computing(f"{self._name}.diag(x)", x) as (inputs, params):
             if self.output == "projected":
-                return inputs.give_back((self._features(params, inputs.x1) ** 2).sum(axis=1))
+                return self._finished(inputs, (self._features(params, inputs.x1) ** 2).sum(axis=1))
             settings = {"output": self.output, "dtype": self.dtype}
             if self.network is None:
                 diagonal = _jacobians.jacobian_diag(self.apply_fn, params, inputs.x1, block=self.block, **settings)
             else:
                 diagonal = _layerwise.layerwise_diag(self.network, params, inputs.x1, **settings)
-            return inputs.give_back(diagonal)
+            return self._finished(inputs, diagonal)
 
     def trace(self, x: Any) -> Any:
         """The trace of the matrix k(x) (of "full": of the n k by n k matrix), in O(n).
@@ -201,7 +201,7 @@ class EmpiricalNTK(AbstractKernel):
                 product = jnp.matmul(features, jnp.matmul(features.T, columns, precision="highest"), precision="highest")
             else:
                 product = _jacobians.product(self._function, params, x1, columns, output=self.output, block=self.block)
-            return inputs.give_back(product.reshape(v.shape))
+            return self._finished(inputs, product.reshape(v.shape))
 
     def operator(self, x: Any) -> "scipy.sparse.linalg.LinearOperator":
         """k(x) as a `scipy.sparse.linalg.LinearOperator` of `matvec`, for `min_eigenvalue` and SciPy's solvers.
@@ -260,7 +260,24 @@ class EmpiricalNTK(AbstractKernel):
         with computing(call, x1, x2, traced=any(is_tracer(leaf) for leaf in jax.tree.leaves(self))) as inputs, scope():
             if x2 is not None and same_rows(x1, x2):
                 inputs = inputs._replace(x2=None)
-            yield inputs, jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype) if is_trained(leaf) else leaf, self.params)
+            params = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype) if is_trained(leaf) else leaf, self.params)
+            if self.network is None:
+                _jacobians.check_rows_apart(self._function, params, inputs.x1)
+            yield inputs, params
+
+    def _finished(self, inputs: Inputs, result: Any) -> Any:
+        """The result in the caller's kind of array; raises unless it is finite."""
+        for values in jax.tree.leaves(result):
+            if (
+                not is_tracer(values)
+                and values.size
+                and not (np.isfinite(float(values.max())) and np.isfinite(float(values.min())))
+            ):
+                raise ValueError(
+                    f"`{self._name}` gave entries that are not finite: its derivatives leave the range of {self._own_dtype}, or "
+                    'are not finite. Scale `x`, give parameters of a wider dtype, or try accumulate="float64".'
+                )
+        return inputs.give_back(result)
 
     def _check_input(self, x: Any, call: str, name: str) -> None:
         if self.network is None:

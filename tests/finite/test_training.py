@@ -173,6 +173,24 @@ def test_functions_and_optimizers_of_your_own_are_known_by_their_numbers(tmp_pat
     run(1.0, optax.sgd(0.1))
     with pytest.raises(ValueError, match="its optimizer gave other numbers"):
         run(1.0, optax.sgd(0.2))
+    path.unlink()
+    run(1.0, optax.sgd(optax.cosine_decay_schedule(0.01, 1000)))
+    run(1.0, optax.sgd(optax.cosine_decay_schedule(0.01, 1000)))
+    with pytest.raises(ValueError, match="its optimizer gave other numbers"):
+        run(1.0, optax.sgd(optax.cosine_decay_schedule(0.01, 2000)))
+
+
+def test_params_of_a_network_that_was_not_trained_are_refused():
+    training = train(steps=1, seeds=[5, 7])
+    for index in (2, 5, -1, 1.0):
+        with pytest.raises(ValueError, match=rf"network_params\(index\)` needs a whole number index from 0 to 1\. Got {index}\."):
+            training.network_params(index)
+
+
+def test_a_gram_matrix_of_zeros_gives_no_learning_rate():
+    net = nl.mlp(1, b_std=0.0, b_out=0.0)
+    with pytest.raises(ValueError, match="needs a learning_rate here: the infinite network's Gram matrix is 0"):
+        nl.train(net, np.zeros((3, 2)), np.ones(3), width=8, steps=2, optimizer="gradient_descent")
 
 
 def test_an_optimizer_that_keeps_a_random_key(tmp_path):

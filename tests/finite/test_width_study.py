@@ -89,6 +89,12 @@ def test_one_trained_width_that_is_none_of_the_kernels():
         ({"widths": (64, 32)}, r"ascending\. Got \(64, 32\)\."),
         ({"seeds": 1}, r"needs at least 2 seeds, or there is no spread\. Got 1\."),
         ({"y": Y[:, None]}, r"needs `y` of shape \(n,\), one output"),
+        ({"y": 0 * Y}, r"needs labels that are not all 0"),
+        ({"widths": 8}, r"ascending\. Got 8\."),
+        ({"steps": 0}, r"`width_study.* needs a whole number steps >= 1\. Got 0\."),
+        ({"learning_rate": "a"}, r"`width_study.* needs a finite learning_rate > 0\. Got 'a'\."),
+        ({"points": np.ones((2, 5))}, r"needs `points` of shape \(m, 1\), as `x` has it\. Got shape \(2, 5\)\."),
+        ({"net": nl.mlp(1, b_std=0.0, b_out=0.0), "x": 0 * X}, r"`width_study.* Gram matrix is 0"),
         ({"y": np.ma.array(Y, mask=Y > 0)}, r"`y` has masked entries"),
         (
             {"net": SKIP, "widths": (8, 16)},

@@ -353,7 +353,23 @@ SPOILT = (*PARAMS[:-1], {**PARAMS[-1], "w": np.full((6, 2), np.nan)})
             ValueError,
             r"\(n,\) or \(n, k\), k >= 1\. Got shape \(\)",
         ),
-        (lambda: EmpiricalNTK(lambda w, x: x[:, :0] * w[0], np.ones(3))(X1), ValueError, r"k >= 1\. Got shape \(2, 0\)"),
+        (lambda: EmpiricalNTK(lambda w, x: x[:, :0] * w[0], np.ones(3))(X1), ValueError, r"k >= 1\. Got shape \(1, 0\)"),
+        (
+            lambda: EmpiricalNTK(lambda w, x: jnp.tanh(w @ x.T), np.ones((2, 3)))(X1),  # (k, n)
+            ValueError,
+            r"k >= 1\. Got shape \(2, 1\) for n = 1 rows\.",
+        ),
+        (lambda: EmpiricalNTK(lambda w, x: (x @ w).astype(int), np.ones(3))(X1), TypeError, r"of real numbers\. Got dtype int"),
+        (
+            lambda: EmpiricalNTK(lambda w, x: jnp.tanh(x @ w - (x @ w).mean(0)), np.ones(3)).matvec(X1, X1[:, 0]),
+            ValueError,
+            r"outputs that depend on their own row of x alone",
+        ),
+        (
+            lambda: EmpiricalNTK(lambda w, x: x @ w, np.ones(3, np.float16))(1e3 * X1),
+            ValueError,
+            r"not finite: its derivatives leave the range of float16",
+        ),
         (
             lambda: EmpiricalNTK(NET, PARAMS).matvec(X1, 1j * X1[:, 0]),
             TypeError,
