@@ -46,12 +46,16 @@ class Iterated:
 
     def norm(self) -> float:
         """sqrt(alpha^T K alpha), the largest over outputs."""
-        squares = (self.alpha * self.product(self.alpha)).sum(axis=0)
-        return float(np.sqrt(max(squares.max(), 0.0)))
+        size = float(np.abs(self.alpha).max()) or 1.0  # its square may leave the floats
+        alpha = self.alpha / size
+        squares = (alpha * self.product(alpha)).sum(axis=0)
+        return size * float(np.sqrt(max(squares.max(), 0.0)))
 
     def solve(self, b: np.ndarray) -> np.ndarray:
         """(K + noise I)^-1 b for b of shape (n, m)."""
-        return _solve(self.product, self.precondition, b, self.noise, self.tolerance, started=self.direct)[0]
+        return _solve(
+            self.product, self.precondition, b, self.noise, self.tolerance, self.eps * self.condition, started=self.direct
+        )[0]
 
     def reduction(self, cross: np.ndarray) -> np.ndarray:
         """k^T (K + noise I)^-1 k of each column k."""
@@ -88,38 +92,50 @@ def iterate(
             f"or conjugate gradients may not converge. Use noise >= {rounded_up(n * eps * largest):.0e}."
         )
     precondition = direct or _preconditioner(column, diagonal, noise)
-    alpha, iterations, residual = _solve(product, precondition, y, noise, tolerance, started=direct is not None)
-    condition = (largest + noise) / noise
-    exact = direct is not None
+    condition, exact = (largest + noise) / noise, direct is not None
+    alpha, iterations, residual = _solve(product, precondition, y, noise, tolerance, eps * condition, started=exact)
     return Iterated(product, precondition, diagonal, alpha, noise, tolerance, iterations, residual, eps, condition, exact)
 
 
-def _solve(product, precondition, b: np.ndarray, noise: float, tolerance: float, *, started: bool) -> tuple[np.ndarray, int, float]:
+def _solve(
+    product, precondition, b: np.ndarray, noise: float, tolerance: float, rounding: float, *, started: bool
+) -> tuple[np.ndarray, int, float]:
     n = len(b)
     linear: Any = scipy.sparse.linalg.LinearOperator
     operator = linear((n, n), matvec=lambda v: product(v.reshape(n, 1))[:, 0] + noise * v.ravel(), dtype=np.float64)
     inverse = linear((n, n), matvec=lambda v: precondition(v.reshape(n, 1))[:, 0], dtype=np.float64)
     out, most, worst = np.zeros(b.shape), 0, 0.0
     for k in range(b.shape[1]):
-        size = float(np.linalg.norm(b[:, k]))
+        # In units of the labels: their squares may leave the floats.
+        size = float(np.abs(b[:, k]).max(initial=0.0))
         if size == 0:
             continue
-        start = precondition(b[:, k : k + 1] / size)[:, 0] if started else None
-        count = [0]
+        target = b[:, k] / size
+        length = float(np.linalg.norm(target))
+        solution = precondition(target[:, None])[:, 0] if started else np.zeros(n)
+        count, residual = [0], np.inf
 
         def counted(_: np.ndarray, count: list[int] = count) -> None:
             count[0] += 1
 
-        # In units of the labels: their squares may leave the floats.
-        solution, info = scipy.sparse.linalg.cg(
-            operator, b[:, k] / size, start, rtol=tolerance, atol=0.0, maxiter=STEPS, M=inverse, callback=counted
-        )
-        residual = float(np.linalg.norm(b[:, k] / size - operator.matvec(solution)))
-        if info or residual > 10 * tolerance:
-            raise ValueError(
-                f'`posterior(..., solver="cg")` stopped after {count[0]} steps with a residual of {residual:.1e}, more than '
-                f'tolerance={tolerance:.1e}. Use a larger noise, a larger tolerance, or solver="cholesky".'
+        # The residual that the iteration keeps drifts from the true one: it is started again from there.
+        while True:
+            rest = target - operator.matvec(solution)
+            before, residual = residual, float(np.linalg.norm(rest)) / length
+            if residual <= tolerance:
+                break
+            if residual > before / 2 or count[0] >= STEPS:
+                raise ValueError(
+                    f'`posterior(..., solver="cg")` stopped after {count[0]} steps with a residual of {residual:.1e}, more than '
+                    f"tolerance={tolerance:.1e}; rounding alone leaves about eps lambda_max/noise = {rounding:.1e}. Use a larger "
+                    'noise, a larger tolerance, or solver="cholesky".'
+                )
+            goal = max(tolerance / (2 * residual), 1e-12)
+            scale = residual * length
+            step, _ = scipy.sparse.linalg.cg(
+                operator, rest / scale, rtol=goal, atol=0.0, maxiter=STEPS - count[0], M=inverse, callback=counted
             )
+            solution = solution + scale * step
         out[:, k], most, worst = size * solution, max(most, count[0]), max(worst, residual)
     return out, most, worst
 

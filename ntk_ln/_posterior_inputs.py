@@ -135,6 +135,7 @@ def sharded_products(
 
     With `noise` a function too that solves with k(x) + noise I by JAXMg (cuSOLVERMp over the same mesh), else None.
     """
+    x = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(float)
     with precision_of(x.dtype):
         gram = kernel(x)
         whole = NamedSharding(sharding.mesh, PartitionSpec())
@@ -164,6 +165,7 @@ def sharded_products(
 
 def products(kernel: Any, x: np.ndarray, gram: StoredGram | None) -> tuple[Any, Any, np.ndarray, float]:
     """Products with k(x), its columns and diagonal, and the eps of their precision."""
+    x = x if gram is None else x.astype(gram.dtype)
     eps = float(np.finfo(x.dtype).eps)
     diagonal = np.asarray(kernel.diag(x), np.float64)
 
@@ -171,9 +173,7 @@ def products(kernel: Any, x: np.ndarray, gram: StoredGram | None) -> tuple[Any, 
         return np.asarray(kernel(x, x[i : i + 1]), np.float64)[:, 0]
 
     if gram is not None:
-        same = np.allclose(gram.diag(), diagonal, rtol=1e-4, atol=0)
-        if not same:
-            raise ValueError(f"`{CALL}` needs the kernel that `gram` was computed with. Its diagonal differs.")
+        gram.check_kernel(kernel, CALL)
         return gram.__matmul__, column, diagonal, eps
     if hasattr(kernel, "matvec"):
         return lambda b: np.asarray(kernel.matvec(x, b), np.float64), column, diagonal, eps

@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 import ntk_ln as nl
+from ntk_ln import _memory
 from ntk_ln.kernels import gram, store
 
 X = np.random.default_rng(0).normal(size=(50, 3))
@@ -131,8 +133,42 @@ def test_a_damaged_tile_is_seen(folder):
     content = bytearray(path.read_bytes())
     content[100] ^= 1
     path.write_bytes(content)
-    with pytest.raises(Exception, match=r"(?i)checksum"):
-        nl.open_gram(folder)[:]
+    for read in (lambda g: g[:], lambda g: g @ np.ones(50)):
+        with pytest.raises(ValueError, match=r"has damaged tiles \(.*checksum.*\)\. Delete .*gram/c/0/1 and call `stream_gram`"):
+            read(nl.open_gram(folder))
+    path.unlink()
+    np.testing.assert_allclose(nl.stream_gram(KERNEL, X, folder, tile=16)[:], KERNEL(X), rtol=1e-13)
+
+
+@pytest.mark.parametrize("rest", [0, 100])
+def test_a_tile_that_is_not_whole_is_computed_again(folder, rest):
+    nl.stream_gram(KERNEL, X, folder, tile=16)
+    path = folder / "gram/c/2/1"
+    path.write_bytes(path.read_bytes()[:rest])
+    assert not nl.open_gram(folder).complete
+    np.testing.assert_allclose(nl.stream_gram(KERNEL, X, folder, tile=16)[:], KERNEL(X), rtol=1e-13)
+
+
+def test_what_a_process_killed_at_the_start_left_is_no_obstacle(folder):
+    folder.mkdir()
+    for name in ("zarr.0123.partial", ".lock"):
+        (folder / name).touch()
+    assert nl.stream_gram(KERNEL, X, folder).complete
+    assert not (folder / ".lock").exists()
+
+
+def test_processes_that_begin_at_once(folder):
+    with ThreadPoolExecutor(4) as pool:
+        grams = list(pool.map(lambda _: nl.stream_gram(KERNEL, X, folder, tile=16)[:], range(4)))
+    for found in grams:
+        np.testing.assert_allclose(found, KERNEL(X), rtol=1e-13)
+
+
+def test_tiles_are_no_larger_than_the_matrix_and_fit_in_memory(folder, monkeypatch):
+    assert nl.stream_gram(KERNEL, X, folder, tile=6000).tile == 50
+    monkeypatch.setattr(_memory, "available", lambda: 1e3)
+    with pytest.raises(MemoryError, match=r"`stream_gram.* are free\. Give a smaller tile\."):
+        nl.stream_gram(KERNEL, X, folder, tile=6000)
 
 
 @pytest.mark.parametrize(
@@ -141,8 +177,8 @@ def test_a_damaged_tile_is_seen(folder):
         (lambda f: nl.stream_gram(nl.mlp(1), X, f), TypeError, r"needs a kernel such as `NTK\(net\)`\. Got Network"),
         (lambda f: nl.stream_gram(KERNEL, X[:0], f), ValueError, r"needs at least one row"),
         (lambda f: nl.stream_gram(KERNEL, X[0], f), ValueError, r"of shape \(n, d\)"),
-        (lambda f: nl.stream_gram(KERNEL, X, f, tile=0), ValueError, r"needs a whole number >= 1\. Got 0"),
-        (lambda f: nl.stream_gram(KERNEL, X, f, tile=2.5), ValueError, r"needs a whole number >= 1\. Got 2\.5"),
+        (lambda f: nl.stream_gram(KERNEL, X, f, tile=0), ValueError, r"needs a whole number tile >= 1\. Got 0"),
+        (lambda f: nl.stream_gram(KERNEL, X, f, tile=2.5), ValueError, r"needs a whole number tile >= 1\. Got 2\.5"),
         (lambda f: nl.open_gram(f), ValueError, r"`open_gram\(store\)` needs a folder of `stream_gram`"),
     ],
 )
