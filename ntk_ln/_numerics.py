@@ -17,9 +17,9 @@ Num = Float[Array, "..."]
 
 def sqrt(x):
     """sqrt(max(x, 0)), with derivatives 0 at 0."""
-    # Guarded twice rather than by a rule: second derivatives through a loop forget the rule.
-    positive = x > 0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1)), 0)
+    # Guarded twice rather than by a rule: second derivatives through a loop forget the rule. NaN passes.
+    guarded = x <= 0
+    return jnp.where(guarded, 0, jnp.sqrt(jnp.where(guarded, 1, x)))
 
 
 def divide(x, y, otherwise=0.0):
@@ -46,6 +46,17 @@ def _hypot_jvp(primals, tangents):
     x, y = primals
     h = hypot(x, y)
     return h, divide(x, h) * tangents[0] + divide(y, h) * tangents[1]
+
+
+def with_value(value, formula):
+    """`value`, with the derivatives of `formula`, which is the same number but for over- and underflow on its way."""
+    return formula + jax.lax.stop_gradient(value - formula)
+
+
+def inverse_size(b1, b2, m):
+    """1/max(b1, b2, sqrt(m)), large but finite at 0 and without derivative: in units of it b1^2 + b2^2 + m does not underflow."""
+    b1, b2, m = map(jax.lax.stop_gradient, (b1, b2, m))
+    return 1 / jnp.maximum(jnp.maximum(jnp.maximum(b1, b2), jnp.sqrt(m)), jnp.finfo(m.dtype).tiny)
 
 
 def atan2_ratio(x, k):

@@ -216,7 +216,11 @@ def gram_matrix(kernel: Any, x: np.ndarray) -> tuple[np.ndarray, float]:
     if given.shape != (n, n):
         raise ValueError(f"`{CALL}` needs kernel(x) of shape (n, n) = {(n, n)}. Got shape {given.shape}.")
     if not np.isfinite(given.min()) or not np.isfinite(given.max()):  # NaN passes through both; no n^2 mask
-        check_finite(given, f"{CALL}: kernel(x)", "kernel(x)")
+        i, j = np.argwhere(~np.isfinite(given))[0]
+        raise ValueError(
+            f"`{CALL}` needs finite kernel values. kernel(x)[{i}, {j}] is {given[i, j]}, of inputs up to "
+            f"{np.abs(x).max():.1e}: divide `x` by its scale, or give another kernel."
+        )
     eps = float(jnp.finfo(given.dtype).eps)
     # The package's kernels give a new array at each call; another's may be kept somewhere, and ours to solve in it must not be.
     ours = isinstance(kernel, AbstractKernel) and given.dtype == np.float64 and given.flags.c_contiguous and given.flags.writeable

@@ -3,6 +3,7 @@
 from math import inf, isinf, isnan, sqrt
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy
@@ -196,8 +197,8 @@ def sup_norm(p: Posterior, *, seed: int = 0) -> SupNorm:
     if growth.mean > 0:
         far = np.abs(_values(p, np.c_[directions, np.zeros(len(directions))], 1.0)).max(axis=1)
         return SupNorm(inf, None, directions[np.argmax(far)])
-    radius = float(np.median(_lengths(x))) or 1.0
-    candidates = _candidates(x / radius, directions, rng)
+    radius = float(np.median(lengths_of(x))) or 1.0
+    candidates = _candidates(x / radius, directions, rng, p.kernel.network.undefined_at_zero)
     values = _values(p, candidates, radius)
     best, best_value = candidates[0], -1.0
     for output in range(values.shape[1]):
@@ -215,7 +216,7 @@ def sup_norm(p: Posterior, *, seed: int = 0) -> SupNorm:
     return SupNorm(best_value, point if np.isfinite(point).all() else None, direction)
 
 
-def _lengths(rows: np.ndarray) -> np.ndarray:
+def lengths_of(rows: np.ndarray) -> np.ndarray:
     """|x| of every row, without over- or underflow of the squares."""
     size = np.abs(rows).max(axis=1)
     return size * np.linalg.norm(rows / np.where(size > 0, size, 1)[:, None], axis=1)
@@ -224,18 +225,20 @@ def _lengths(rows: np.ndarray) -> np.ndarray:
 def _directions(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Unit directions worth a look: to and from training rows, the axes, and random ones."""
     rows = x[rng.permutation(len(x))[:128]]
-    axes = np.eye(x.shape[1])[:64]
+    axes = np.eye(min(64, x.shape[1]), x.shape[1])
     candidates = np.concatenate([rows, -rows, axes, -axes, rng.normal(size=(64, x.shape[1]))])
-    lengths = _lengths(candidates)
+    lengths = lengths_of(candidates)
     return candidates[lengths > 0] / lengths[lengths > 0, None]
 
 
-def _candidates(x: np.ndarray, directions: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _candidates(x: np.ndarray, directions: np.ndarray, rng: np.random.Generator, undefined: bool) -> np.ndarray:
     """Points (v, u) of the half-sphere, rows of (m, d + 1), for inputs of typical length 1."""
     rows = x[rng.permutation(len(x))[:512]]
     points = [np.c_[rows, np.ones(len(rows))], np.r_[np.zeros(x.shape[1]), 1.0][None, :]]
     points += [np.c_[directions, np.full(len(directions), u)] for u in (0.0, 0.03, 0.3, 1.0, 3.0, 30.0)]
     points = np.concatenate(points)
+    if undefined:  # what is 0/0 at x = 0 has no value there
+        points = points[points[:, :-1].any(axis=1)]
     return points / np.linalg.norm(points, axis=1, keepdims=True)
 
 
@@ -247,15 +250,34 @@ def _values(p: Posterior, points: np.ndarray, radius: float) -> np.ndarray:
     return (k @ np.asarray(p.alpha, np.float64)).reshape(len(points), -1)
 
 
+DIFFERENCES = 50  # up to so many coordinates
 STEP = np.finfo(np.float64).eps ** (1 / 3)  # of central differences: truncation and rounding are both about STEP^2
 
 
 def _climb(p: Posterior, start: np.ndarray, radius: float, output: int, height: float) -> tuple[np.ndarray, float]:
     """The best point of one ascent of |f| from where f is `height`, and |f| there.
 
-    All points of a gradient go through the compiled kernel at once: compiling its derivative takes longer than the ascent.
+    All points of a gradient go through the compiled kernel at once: compiling its derivative takes longer than the ascent. Of many
+    coordinates differences would take the square of their number.
     """
+    if height == 0:
+        return start, 0.0
     size = len(start)
+    bounds = [(None, None)] * (size - 1) + [(0.0, None)]
+
+    def climbed(fun):
+        found = scipy.optimize.minimize(fun, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 60})
+        return found.x, -float(found.fun) * abs(height)
+
+    if size > DIFFERENCES:
+        with enable_x64(True):
+            x, alpha = (
+                jnp.asarray(np.asarray(p.x, np.float64)),
+                jnp.asarray(np.asarray(p.alpha, np.float64).reshape(len(p.x), -1)[:, output]),
+            )
+            return climbed(
+                lambda point: tuple(np.asarray(v) / -height for v in _slope(p.kernel, x, alpha, jnp.asarray(point), radius))
+            )
     shifts = STEP * np.concatenate([np.zeros((1, size)), np.eye(size), -np.eye(size)])
 
     def fun(point):
@@ -271,8 +293,17 @@ def _climb(p: Posterior, start: np.ndarray, radius: float, output: int, height: 
             gradient[-1] = (4 * forward[-1] - 3 * values[0] - backward[-1]) / (2 * STEP)
         return values[0], gradient
 
-    if height == 0:
-        return start, 0.0
-    bounds = [(None, None)] * (size - 1) + [(0.0, None)]
-    found = scipy.optimize.minimize(fun, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 60})
-    return found.x, -float(found.fun) * abs(height)
+    return climbed(fun)
+
+
+@jax.jit
+def _slope(kernel, x, alpha, point, radius):
+    """f at a point of the half-sphere, and its gradient."""
+
+    def mean(point):
+        v, u = point[:-1] * radius, point[-1]
+        size = jax.lax.stop_gradient(jnp.maximum(jnp.abs(v).max(), u))
+        k = kernel.homogeneous(v[None, :] / size, u[None] / size, x)[0]
+        return jnp.matmul(k, alpha, precision=jax.lax.Precision.HIGHEST)
+
+    return jax.value_and_grad(mean)(point)

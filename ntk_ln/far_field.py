@@ -62,8 +62,11 @@ def far_field(p: Posterior, direction: Any) -> FarField:
     check_far(p.kernel, "far_field(p, direction)")
     growth = p.kernel.growth
     step = min(1.0, growth.correction)
+    if growth.cut:  # under the transformation below the weights are traced, and not known to be 0
+        constant = np.asarray(p.mean(np.asarray(p.x, np.float64)[:1]))[0]
+        return FarField(0.0, constant, np.zeros_like(constant), step)
     with enable_x64(True):
-        v, _ = unit_rows(jnp.asarray(vector[None, :]))
+        v, _ = unit_rows(jnp.asarray(vector[None, :] / np.abs(vector).max()))
         x, alpha = (jnp.asarray(np.asarray(array, np.float64)) for array in (p.x, p.alpha))
         coefficient, correction = (np.asarray(value)[0] for value in _expansion(p.kernel, x, alpha, v, 1 / step))
     return FarField(growth.mean, coefficient, correction, step)

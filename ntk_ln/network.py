@@ -3,6 +3,8 @@
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from math import inf
 from typing import Any
 
 import equinox as eqx
@@ -60,6 +62,8 @@ class Network(eqx.Module):
                 growth = layer.grow(growth)
             except ValueError as error:
                 raise ValueError(f"`Network(*layers)`: layer {position}, {layer!r}: {error}.") from None
+        if growth.cut:  # the kernel is a constant
+            return replace(growth, mean=0.0, diag=0.0, monotone=True, correction=inf, no_limit=None, numeric=False)
         return growth
 
     @property
@@ -76,28 +80,35 @@ class Network(eqx.Module):
                 "or a LayerNorm or RMSNorm in its place."
             )
 
-    def check_rows(self, call: str, *inputs: Any) -> None:
-        """Raises where a norm layer makes 0/0 of a row; traced values cannot be looked at."""
+    def check_rows(self, call: str, *inputs: Any) -> tuple[Any, ...]:
+        """The inputs; raises where a norm layer makes 0/0 of a row, and makes that row NaN where values are traced."""
         centring = isinstance(self.layers[0], LayerNorm)
-        undefined = self._undefined_at_zero
+        undefined = self.undefined_at_zero
+        checked = []
         for x in inputs:
+            checked.append(x)
             if x is None:
                 continue
             if centring:
                 _check_features(call, x.shape[1])
-            if not undefined or is_tracer(x):
+            if not undefined:
                 continue
-            host = to_host(x)
-            rows = np.flatnonzero((host == host[:, :1]).all(axis=1) if centring else ~host.any(axis=1))
-            if rows.size:
+            traced = is_tracer(x)
+            values: Any = x if traced else to_host(x)
+            zero = (values == values[:, :1]).all(axis=1) if centring else ~values.any(axis=1)
+            if traced:
+                checked[-1] = jnp.where(zero[:, None], jnp.nan, x)
+            elif zero.any():
+                rows = np.flatnonzero(zero)
                 what = "a row of equal features" if centring else "a zero input"
                 raise ValueError(
                     f"`{call}`: a norm layer without eps after layers without biases makes 0/0 of {what}. Row {rows[0]} is one. "
                     f"Give a Dense before the norm a b_std > 0, or the norm an eps > 0."
                 )
+        return tuple(checked)
 
     @property
-    def _undefined_at_zero(self) -> bool:
+    def undefined_at_zero(self) -> bool:
         """Whether x = 0 (equal features before a LayerNorm) reaches a norm layer without eps as units without spread: 0/0."""
         units = Units.ZERO
         for layer in self.layers:

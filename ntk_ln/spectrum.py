@@ -213,7 +213,7 @@ def _largest(
         alpha[j] = w @ basis[j]
         for _ in range(2):  # twice is enough (Parlett)
             w = w - known.T @ (known @ w)
-        beta[j] = np.linalg.norm(w)
+        beta[j] = scipy.linalg.norm(w, check_finite=False)  # NumPy's squares leave the floats at entries of 1e155
         ritz, vectors = scipy.linalg.eigh_tridiagonal(alpha[: j + 1], beta[:j])
         residual = beta[j] * abs(vectors[-1, -1])
         modulus = max(ritz[-1], -ritz[0])

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ntk_ln._dtype import check_whole
-from ntk_ln.bounds import SupNorm, kernel_sup, sup_norm, sup_norm_bound, varying_decades
+from ntk_ln.bounds import SupNorm, kernel_sup, lengths_of, sup_norm, sup_norm_bound, varying_decades
 from ntk_ln.far_field import homogeneous_kernel
 from ntk_ln.kernels import NTK
 from ntk_ln.layers import Dense, LayerNorm
@@ -263,6 +263,8 @@ def _why_3_1_does_not_apply(net: Network, x: Any, y: Any) -> str | None:
     growth = net.growth
     if growth.has_norm:
         return "the network has a norm layer"
+    if growth.cut:
+        return "the weights of a Dense are 0: its outputs do not depend on x"
     if growth.no_limit is not None or growth.mean != growth.mean:
         return "an activation has no known limit far out (sin, cos, or a function without a degree)"
     if not growth.assumption:
@@ -301,7 +303,7 @@ def _growth(p: Posterior) -> dict[str, Any]:
     rows = x[np.flatnonzero(x.any(axis=1))][:DIRECTIONS]
     if not len(rows):
         return {"grows": False, "reason": "every input is 0"}
-    lengths = np.linalg.norm(rows, axis=1)
+    lengths = lengths_of(rows)
     directions = rows / lengths[:, None]
     k = homogeneous_kernel(p, directions, np.zeros(len(rows)))
     coefficients = k @ np.asarray(p.alpha, np.float64).reshape(len(x), -1)
@@ -309,8 +311,15 @@ def _growth(p: Posterior) -> dict[str, Any]:
     ratio = np.abs(coefficients) / errors
     i, k = np.unravel_index(np.argmax(ratio), ratio.shape)
     # The next term is smaller by c1/(c0 r): from 1e4 to 1e7 times the largest input it bends the fit by less than 1e-4.
-    radii = float(lengths.max()) * 10.0 ** np.arange(4, 8)
-    mean = np.asarray(p.mean(radii[:, None] * directions[i]), dtype=np.float64).reshape(len(radii), -1)[:, k]
+    with np.errstate(over="ignore"):
+        radii = float(lengths.max()) * 10.0 ** np.arange(4, 8)
+        points = radii[:, None] * directions[i]
+    if not np.isfinite(points).all():
+        raise ValueError(
+            "Theorem 3.1 is checked at up to 1e7 times the longest input, which leaves float64: its length is "
+            f"{lengths.max():.1e}. Divide the inputs by their scale."
+        )
+    mean = np.asarray(p.mean(points), dtype=np.float64).reshape(len(radii), -1)[:, k]
     with np.errstate(divide="ignore"):
         power = float(np.polyfit(np.log(radii), np.log(np.abs(mean)), 1)[0]) if np.all(mean != 0) else None
     expected = float(p.kernel.growth.mean)

@@ -477,3 +477,26 @@ def test_second_derivatives_through_folded_layers_are_finite_at_equal_inputs():
     x = jnp.asarray(X[:1], jnp.float32)
     gradient = jax.grad(lambda a: nl.NTK(nl.mlp(5))(a, x)[0, 0])
     assert np.isfinite(jax.jvp(gradient, (x,), (jnp.ones_like(x),))[1]).all()
+
+
+@pytest.mark.parametrize("name", ["erf", "tanh"])
+@pytest.mark.parametrize(("dtype", "radii"), [(np.float64, (1e100, 1e155, 1e300)), (np.float32, (1e10, 1e19, 1e30))])
+def test_theta_of_bounded_activations_grows_as_the_length_at_every_length(name, dtype, radii):
+    kernel = nl.NTK(nl.Network(dense(), nl.Activation(name), dense(w_std=1.0, b_std=0.0)))
+    rows = np.array([[0.3, -1.0]])
+    growth = [kernel.diag((r * rows).astype(dtype))[0] / dtype(r) for r in radii]
+    np.testing.assert_allclose(growth, growth[0], rtol=20 * np.finfo(dtype).eps)
+    assert growth[0] > 0.1
+
+
+@pytest.mark.parametrize("net", [nl.mlp(2), nl.mlp(2, layer_norm="first"), nl.Network(nl.RMSNorm(), dense(), RELU, dense())])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_stays_so_under_jit(net, value):
+    k, x = nl.NTK(net), jnp.array([[value, 1.0], [1.0, 2.0]])
+    np.testing.assert_array_equal(np.isnan(jax.jit(k)(x)), [[True, True], [True, False]])
+    np.testing.assert_array_equal(np.isnan(jax.jit(k.diag)(x)), [True, False])
+
+
+def test_what_a_norm_makes_0_over_0_is_nan_under_jit():
+    k = nl.NTK(nl.Network(nl.Dense(), nl.LayerNorm(), RELU, nl.Dense()))
+    np.testing.assert_array_equal(np.isnan(jax.jit(k)(jnp.array([[0.0, 0.0], [1.0, 2.0]]))), [[True, True], [True, False]])

@@ -144,3 +144,43 @@ def test_the_supremum_is_found_wherever_the_weights_put_it():
     for w_std in (1e-20, 1.0, 1e18):
         net = nl.Network(nl.Dense(w_std=w_std, b_std=0.1), nl.Activation("gelu"), nl.LayerNorm(), nl.Dense())
         assert nl.kernel_sup(nl.NTK(net)).value == pytest.approx(2.47723682120763, rel=1e-9)
+
+
+@pytest.mark.parametrize("activation", ["erf", pytest.param("tanh", marks=pytest.mark.slow), "sin"])
+def test_the_origin_does_not_count_where_a_norm_makes_0_over_0_of_it(activation):
+    net = nl.Network(nl.Dense(), nl.LayerNorm(), nl.Activation(activation), nl.Dense())
+    p = nl.posterior(nl.NTK(net), X, Y, noise=0.1)
+    found = nl.sup_norm(p)
+    assert found.value <= nl.sup_norm_bound(p).rkhs
+    assert nl.check_theorem_3_3(net, X, Y, noise=0.1).holds
+
+
+@pytest.mark.parametrize("cut", [0, 2])
+def test_weights_of_0_leave_a_constant(cut):
+    layers = [nl.Dense(b_std=0.5), nl.Activation("relu"), nl.Dense(w_std=2.0, b_std=0.4), nl.Activation("erf"), nl.Dense(b_std=1.0)]
+    layers[cut] = nl.Dense(w_std=0.0, b_std=0.3)
+    net = nl.Network(*layers)
+    p = nl.posterior(nl.NTK(net), X, Y, noise=0.1)
+    assert nl.kernel_sup(p.kernel) == (pytest.approx(p.kernel.diag(X)[0], rel=1e-14), True)
+    far = p.mean(1e12 * X)
+    np.testing.assert_allclose(far, far[0], rtol=1e-14)
+    assert nl.sup_norm(p).value == pytest.approx(abs(far[0]), rel=1e-14)
+    assert nl.far_field(p, X[0])[:3] == (0, pytest.approx(far[0], rel=1e-14), 0)
+    check = nl.check_theorem_3_1(net, X, Y, noise=0.1)
+    assert not check.applies
+    assert "do not depend on x" in check.evidence["reason"]
+
+
+def test_many_features_take_derivatives_instead_of_differences(monkeypatch):
+    x = np.random.default_rng(0).normal(size=(6, 30))
+    p = nl.posterior(nl.NTK(nl.mlp(1, layer_norm="first")), x, x[:, 0])
+    by_differences = nl.sup_norm(p).value
+    monkeypatch.setattr("ntk_ln.bounds.DIFFERENCES", 10)
+    assert nl.sup_norm(p).value == pytest.approx(by_differences, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_thousands_of_features_fit():
+    x = np.random.default_rng(0).normal(size=(8, 5000))
+    p = nl.posterior(nl.NTK(nl.mlp(2, layer_norm="first")), x, x[:, 0])
+    assert nl.sup_norm(p).value <= nl.sup_norm_bound(p).rkhs

@@ -64,3 +64,9 @@ def test_a_kernel_without_a_closed_form_is_refused():
     p = nl.posterior(nl.NeuralTangentsKernel(nl.mlp(1)), X, Y)
     with pytest.raises(TypeError, match="needs a closed-form kernel"):
         nl.far_field(p, [1.0, 0.0])
+
+
+@pytest.mark.parametrize("size", [1e-320, 1e300])
+def test_the_length_of_a_direction_does_not_count(size):
+    p = nl.posterior(nl.NTK(nl.mlp(1)), np.eye(2), np.array([1.0, -0.5]))
+    np.testing.assert_allclose(nl.far_field(p, [size, size]).coefficient, nl.far_field(p, [1.0, 1.0]).coefficient, rtol=1e-14)

@@ -98,3 +98,12 @@ def test_3_2_fails_on_a_wrong_constant(monkeypatch):
 def test_3_3_fails_on_a_broken_chain(monkeypatch):
     monkeypatch.setattr(theorems, "sup_norm_bound", lambda p: nl.SupNormBound(1.5, 0.1, 1.0, 0.01, 2.0, 3.0))
     assert nl.check_theorem_3_3(nl.mlp(2, layer_norm="first"), X, Y).holds is False
+
+
+def test_3_1_at_large_inputs():
+    x, y = np.array([[1.0, 0.5], [2.0, -1.0]]), np.array([1.0, -1.0])
+    assert nl.check_theorem_3_1(nl.mlp(1), 1e150 * x, y).holds
+    with pytest.raises(
+        ValueError, match=r"needs finite kernel values\. kernel\(x\)\[0, 0\] is inf, of inputs up to 2\.0e\+200: divide"
+    ):
+        nl.check_theorem_3_1(nl.mlp(1), 1e200 * x, y)

@@ -6,13 +6,20 @@ Sides are points (a, b) of the unit circle, p = a a', and a pair has m = (1 - c)
 
 import jax.numpy as jnp
 
-from ntk_ln._numerics import atan2_ratio, divide, sqrt
+from ntk_ln._numerics import atan2_ratio, divide, inverse_size, sqrt
 
 
 def one_minus_p2(a1, b1, a2, b2):
     """1 - a1^2 a2^2."""
     del a2
     return b1 * b1 + a1 * a1 * (b2 * b2)
+
+
+def one_over_root(a1, b1, a2, b2, m):
+    """1/sqrt(1 - p^2 c^2), far out too, where the squares of b underflow; 0 where it is infinite."""
+    inverse = inverse_size(b1, b2, m)
+    over1, over2, p = b1 * inverse, a1 * (b2 * inverse), a1 * a2
+    return divide(inverse, sqrt(over1 * over1 + over2 * over2 + 4 * p * p * ((m * inverse) * inverse) * (1 - m)))
 
 
 def asin_square_ratio(a, b):

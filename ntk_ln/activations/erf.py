@@ -5,7 +5,7 @@ from math import asin, pi
 import jax
 import jax.numpy as jnp
 
-from ntk_ln._numerics import clipped, divide, sqrt
+from ntk_ln._numerics import clipped, divide, sqrt, with_value
 from ntk_ln.activations import _arcsine as arcsine
 from ntk_ln.activations._base import AbstractActivation, Dual
 
@@ -58,7 +58,8 @@ class Erf(AbstractActivation):
         total = _first(a1, b1, r1, a2, b2, r2, p, d0, scale) + arcsine.asin_drop_over_p(p, m, d0, d)
         small = clipped(total) / (2 * scale)
         z_new, y_new = jnp.where(swap, 1 - small, small), jnp.where(swap, small, 1 - small)
-        return Dual(z_new, y_new, divide(2 / pi, sqrt(d) * (r1 * r2)))
+        over_root = with_value(arcsine.one_over_root(a1, b1, a2, b2, m), divide(1.0, sqrt(d)))
+        return Dual(z_new, y_new, (2 / pi) * over_root / (r1 * r2))
 
     def gain_dual(self, z, y, side, pair):
         a, b = side.point(2**0.5)

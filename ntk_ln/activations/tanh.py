@@ -5,7 +5,8 @@ from math import pi
 import jax.numpy as jnp
 import numpy as np
 
-from ntk_ln._numerics import divide, sqrt
+from ntk_ln._numerics import divide, sqrt, with_value
+from ntk_ln.activations import _arcsine as arcsine
 from ntk_ln.activations import _logistic as logistic
 from ntk_ln.activations._base import AbstractActivation, Dual
 
@@ -61,8 +62,11 @@ class Tanh(AbstractActivation):
         def term(alpha, beta):
             p = logistic.product(a12, alpha)
             root0, root = logistic.one_minus_squares(p, m, a12, alpha, beta)
+            over_root = with_value(
+                arcsine.one_over_root(a12[0] * alpha[0], beta[0], a12[1] * alpha[1], beta[1], m), divide(1.0, root)
+            )
             scale = alpha[0] * alpha[1]
-            return scale * logistic.drop_over(p, m, root0, root)[0], divide(scale, root)
+            return scale * logistic.drop_over(p, m, root0, root)[0], scale * over_root
 
         drop, dot = logistic.node_sum(term, (alpha, beta), pair, m)
         apart = logistic.sides_apart(_value, _ratio, -55.0, pair, (a, b, root))

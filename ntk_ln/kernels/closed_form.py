@@ -50,7 +50,8 @@ class AbstractClosedForm(AbstractKernel):
     def _blocks(self, select: Callable[[KernelPair], Any], x1: Any, x2: Any) -> Any:
         call = f"{type(self).__name__}(net)(x1, x2)"
         with computing(call, x1, x2, traced=self._traced) as inputs:
-            self.network.check_rows(call, inputs.x1, inputs.x2)
+            x1, x2 = self.network.check_rows(call, inputs.x1, inputs.x2)
+            inputs = inputs._replace(x1=x1, x2=x2)
             if inputs.x1.shape[0] == 0 or (inputs.x2 is not None and inputs.x2.shape[0] == 0):
                 empty = jnp.zeros((len(inputs.x1), len(inputs.x1 if inputs.x2 is None else inputs.x2)), inputs.x1.dtype)
                 return inputs.give_back(select(KernelPair(empty, empty)))
@@ -69,8 +70,8 @@ class AbstractClosedForm(AbstractKernel):
     def diag(self, x: Any) -> Any:
         call = f"{type(self).__name__}(net).diag(x)"
         with computing(call, x, traced=self._traced) as inputs:
-            self.network.check_rows(call, inputs.x1)
-            return inputs.give_back(_diagonal(self._select, self.network.folded, inputs.x1))
+            (rows,) = self.network.check_rows(call, inputs.x1)
+            return inputs.give_back(_diagonal(self._select, self.network.folded, rows))
 
     def matvec(self, x: Any, v: Any) -> np.ndarray:
         """The product k(x) v, tile by tile: the matrix is never in memory as a whole.
@@ -157,11 +158,15 @@ class AbstractClosedForm(AbstractKernel):
 
         p is `growth.mean`; |v| and u should be of order 1. Differentiable at u = 0 if power * `growth.correction` >= 1.
         """
-        return _homogeneous(self._select, self.network.folded, v, u, x2, power)
+        return _homogeneous(self._select, self.network.folded, *self._uncut(v, u), x2, power)
 
     def homogeneous_diag(self, v: Float[Array, "n d"], u: Float[Array, " n"]) -> Float[Array, " n"]:
         """u^(2p) k(v/u, v/u), as `homogeneous`; infinite at u = 0 where the diagonal grows faster than the units."""
-        return _homogeneous_diagonal(self._select, self.network.folded, v, u)
+        return _homogeneous_diagonal(self._select, self.network.folded, *self._uncut(v, u))
+
+    def _uncut(self, v: Any, u: Any) -> tuple[Any, Any]:
+        """Where nothing of x passes any finite point does, and only those keep the constant's scale."""
+        return (jnp.ones_like(v), jnp.ones_like(u)) if self.growth.cut else (v, u)
 
     @property
     def _traced(self) -> bool:

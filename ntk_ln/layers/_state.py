@@ -42,8 +42,9 @@ class Growth:
     no_limit: str | None = None  # an activation without a far limit that |x| reaches
     numeric: bool = False  # an activation that |x| reaches is integrated numerically
     finite_only: str | None = None  # a layer that has no infinite-width kernel
+    cut: bool = False  # a Dense whose weights are 0 has been passed: nothing of x is left
 
-    def after_dense(self, has_bias: bool) -> "Growth":
+    def after_dense(self, has_bias: bool, has_weights: bool = True) -> "Growth":
         """Growth after a Dense; a bias counts as much as u^mean."""
         return Growth(
             mean=self.mean,
@@ -59,6 +60,7 @@ class Growth:
             no_limit=self.no_limit,
             numeric=self.numeric,
             finite_only=self.finite_only,
+            cut=self.cut or not has_weights,
         )
 
     def after_norm(self, gains: int, has_eps: bool) -> "Growth":
@@ -78,6 +80,7 @@ class Growth:
             no_limit=self.no_limit,
             numeric=self.numeric,
             finite_only=self.finite_only,
+            cut=self.cut,
         )
 
 

@@ -67,7 +67,7 @@ class Dense(AbstractLayer):
     # Infinite width
 
     def grow(self, growth: Growth) -> Growth:
-        return growth.after_dense(has_bias=not is_zero(self.b_std))
+        return growth.after_dense(has_bias=not is_zero(self.b_std), has_weights=not is_zero(self.w_std))
 
     def at_zero(self, units: Units) -> Units:
         return Units.ZERO if units is Units.ZERO and is_zero(self.b_std) else Units.RANDOM

@@ -89,6 +89,7 @@ class Residual(AbstractLayer):
             gaussian=growth.gaussian,
             normalised=growth.normalised,
             constant=growth.constant,
+            cut=growth.cut,
             monotone=inside.monotone and growth.constant,
             assumption=growth.assumption and inside.assumption,
             correction=min(inside.correction, lag or inf),
