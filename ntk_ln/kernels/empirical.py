@@ -326,7 +326,8 @@ def from_nnx(module: Any) -> tuple[Callable[[Any, Any], Any], Any]:
         raise ImportError("`from_nnx(module)` needs Flax: `pip install flax`.") from None
     if not isinstance(module, nnx.Module):
         raise TypeError(f"`from_nnx(module)` needs a Flax NNX module. Got {type(module).__name__}.")
-    for _, part in nnx.iter_modules(module):
+    walk = getattr(nnx, "iter_modules", None) or nnx.Module.iter_modules  # a method before Flax 0.12
+    for _, part in walk(module):
         dropout = isinstance(part, nnx.Dropout) and part.rate > 0 and part.deterministic is False
         if dropout or (isinstance(part, nnx.BatchNorm) and part.use_running_average is False):
             raise ValueError(
